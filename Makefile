@@ -1,0 +1,39 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Choose the interpreter with PYTHON=python3.13.
+PYTHON ?= python3
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+READY := .venv/ready-$(VERSION)
+RUN := .venv/bin
+
+.PHONY: demo test test-all check format bench clean
+
+demo: $(READY)
+	$(RUN)/python examples/products.py
+
+test: $(READY)
+	$(RUN)/pytest -n 2 -m "not slow"
+
+test-all: $(READY)
+	$(RUN)/pytest -n 2
+
+check: $(READY)
+	$(RUN)/ruff check
+	$(RUN)/ruff format --check
+	$(RUN)/pyright
+	$(RUN)/lint-imports
+
+format: $(READY)
+	$(RUN)/ruff check --fix
+	$(RUN)/ruff format
+
+bench: $(READY)
+	$(RUN)/python benchmarks/products.py
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epvi needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another with PYTHON=python3.12")'
+	$(PYTHON) -m venv --clear .venv
+	$(RUN)/pip install --quiet --upgrade pip
+	$(RUN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,1 @@
+"""Where the rows are: this wing never imports the hub, and the hub never imports it."""
