@@ -1,0 +1,9 @@
+"""Embarrassingly parallel variational inference: one posterior from data that never meets."""
+
+from epvi.errors import EpviError
+from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
+from epvi.structure import Diagonal, Full, Spherical
+
+__version__ = "0.1.0"
+
+__all__ = ["Diagonal", "EpviError", "Estimate", "Full", "GaussianMixture", "NaturalParameters", "Spherical"]

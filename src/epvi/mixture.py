@@ -1,0 +1,309 @@
+"""Gaussian mixtures q(θ) = Σ_k w_k N(θ | μ_k, Λ_k⁻¹): density, draws, moments, marginals, natural parameters.
+
+Takes and gives arrays (NumPy in float64 outside a trace, JAX inside one). A mixture is immutable, a JAX pytree, and
+works under `jit`, `vmap` and `grad`. It stores log w_k, μ_k and the precision-Cholesky roots L_k, Λ_k = L_k L_kᵀ.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import logsumexp
+from jaxtyping import Float
+
+from epvi import validation
+from epvi.errors import EpviError
+from epvi.float64 import AnyArray, ArrayLike, in_float64, is_traced
+from epvi.reduction import Moments, greedy_merge
+from epvi.seeds import Seed, as_key
+from epvi.structure import Diagonal, Full, Spherical, Structure
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+LOG_2PI = math.log(2 * math.pi)
+# How many numbers (points x components x d) a batched density may hold at once.
+_BLOCK = 2**22
+
+
+class Estimate(NamedTuple):
+    """A Monte Carlo estimate and its standard error."""
+
+    value: Float[AnyArray, ""]
+    standard_error: Float[AnyArray, ""]
+
+
+class NaturalParameters(NamedTuple):
+    """η_k = Λ_k μ_k and the packed Λ_k, with the log weights; products add them."""
+
+    log_weights: Float[AnyArray, " K"]
+    eta: Float[AnyArray, "K d"]
+    precisions: Float[AnyArray, "K *packed"]
+
+
+class GaussianMixture(eqx.Module):
+    """A mixture of K Gaussians in d dimensions; make one with `from_covariances`, `from_natural` or `from_draws`."""
+
+    log_weights: Float[AnyArray, " K"]
+    means: Float[AnyArray, "K d"]
+    roots: Float[AnyArray, "K *packed"]
+    structure: Structure = eqx.field(static=True)
+
+    @classmethod
+    def from_covariances(
+        cls, means: ArrayLike, covariances: ArrayLike, weights: ArrayLike | None = None
+    ) -> "GaussianMixture":
+        """From means (K, d) and covariances: (K,) variances are `Spherical`, (K, d) `Diagonal`, (K, d, d) `Full`.
+
+        `weights` sum to 1; without them all components weigh the same.
+        """
+        means = validation.finite_array("means", means, ndim=2)
+        k, d = means.shape
+        if k == 0 or d == 0:
+            raise EpviError(f"means has shape {means.shape}: a mixture needs at least one component and one dimension.")
+        covariances = validation.finite_array("covariances", covariances)
+        by_shape = {(k,): Spherical(), (k, d): Diagonal(), (k, d, d): Full()}
+        if covariances.shape not in by_shape:
+            raise EpviError(
+                f"covariances has shape {covariances.shape}: for {k} components in {d} dimensions pass"
+                f" {(k,)} variances, {(k, d)} variances per coordinate, or {(k, d, d)} matrices."
+            )
+        structure = by_shape[covariances.shape]
+        if isinstance(structure, Full):
+            validation.positive_definite(covariances)
+        else:
+            validation.positive_variances(covariances)
+        packed = covariances.reshape(k, *structure.packed_shape(d))
+        return cls(validation.log_weights(weights, k), means, _roots_of_covariances(structure, packed), structure)
+
+    @classmethod
+    def from_natural(cls, natural: NaturalParameters, structure: Structure) -> "GaussianMixture":
+        """The mixture with these natural parameters: μ_k = Λ_k⁻¹ η_k."""
+        mixture = _from_natural(natural, structure)
+        if not is_traced(mixture) and not np.all(np.isfinite(mixture.means)):
+            bad = int(np.argmin(np.all(np.isfinite(mixture.means), axis=1)))
+            raise EpviError(f"component {bad} has no finite mean: its precision must be positive-definite, eta finite.")
+        return mixture
+
+    @classmethod
+    def from_draws(cls, draws: ArrayLike, bandwidth: ArrayLike) -> "GaussianMixture":
+        """A kernel density: one equally weighted component per draw (n, d).
+
+        `bandwidth` is the kernel's sd, as one number (`Spherical`) or one per coordinate (`Diagonal`), or the
+        kernel's (d, d) covariance matrix (`Full`).
+        """
+        draws = validation.finite_array("draws", draws, ndim=2)
+        kernel = validation.finite_array("bandwidth", bandwidth)
+        if kernel.shape not in ((), (draws.shape[1],), (draws.shape[1],) * 2):
+            raise EpviError(f"bandwidth has shape {kernel.shape}: pass one sd, {draws.shape[1]} sds, or a covariance.")
+        if kernel.ndim < 2:
+            if np.any(kernel <= 0):
+                raise EpviError(f"bandwidth is {bandwidth}: an sd must be positive.")
+            kernel = kernel**2
+        return cls.from_covariances(draws, np.broadcast_to(kernel, (len(draws), *kernel.shape)))
+
+    @property
+    def num_components(self) -> int:
+        """K."""
+        return self.means.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.means.shape[1]
+
+    @property
+    def weights(self) -> Float[AnyArray, " K"]:
+        """w_k."""
+        return jnp.exp(self.log_weights) if is_traced(self.log_weights) else np.exp(self.log_weights)
+
+    def __repr__(self) -> str:
+        return f"GaussianMixture(K={self.num_components}, d={self.dim}, {type(self.structure).__name__})"
+
+    def log_density(self, theta: ArrayLike) -> Float[AnyArray, "*batch"]:
+        """Log q(θ) for θ of shape (..., d)."""
+        return _log_density(self, validation.points(theta, self.dim))
+
+    def density(self, theta: ArrayLike) -> Float[AnyArray, "*batch"]:
+        """q(θ) for θ of shape (..., d)."""
+        log_density = self.log_density(theta)
+        return jnp.exp(log_density) if is_traced(log_density) else np.asarray(np.exp(log_density))
+
+    def sample(self, num_samples: int, *, seed: Seed) -> Float[AnyArray, "n d"]:
+        """Independent draws."""
+        validation.at_least("num_samples", num_samples, 1)
+        return _sample(self, num_samples, as_key(seed))
+
+    @in_float64
+    def mean(self) -> Float[AnyArray, " d"]:
+        """E θ."""
+        # Relative to one component, so that an offset common to all means costs no digits.
+        first = self.means[0]
+        return first + jnp.exp(self.log_weights) @ (self.means - first[None])
+
+    @in_float64
+    def covariance(self) -> Float[AnyArray, "d d"]:
+        """Cov θ, of the whole mixture."""
+        weights = jnp.exp(self.log_weights)
+        deviations = self.means - self.mean()[None]
+        within = jnp.tensordot(weights, jax.vmap(self.structure.packed_covariance)(self.roots), axes=1)
+        return self.structure.dense(within, self.dim) + (weights[:, None] * deviations).T @ deviations
+
+    @in_float64
+    def sd(self) -> Float[AnyArray, " d"]:
+        """The standard deviation of each parameter."""
+        within = jax.vmap(lambda root: self.structure.variances(root, self.dim))(self.roots)
+        deviations = self.means - self.mean()[None]
+        return jnp.sqrt(jnp.exp(self.log_weights) @ (within + deviations**2))
+
+    def marginal(self, coordinates: Sequence[int]) -> "GaussianMixture":
+        """The mixture of some of the coordinates, in the order given."""
+        return _marginal(self, validation.coordinate_tuple(coordinates, self.dim))
+
+    def condition(self, coordinates: Sequence[int], values: ArrayLike) -> "GaussianMixture":
+        """The mixture of the other coordinates, given that these have `values`."""
+        given = validation.coordinate_tuple(coordinates, self.dim)
+        if len(given) == self.dim:
+            raise EpviError("all coordinates are given: leave at least one to have a distribution.")
+        values = validation.points(values, len(given))
+        if values.ndim != 1:
+            raise EpviError(f"values has shape {values.shape}: pass one number per given coordinate.")
+        return _condition(self, given, values)
+
+    @in_float64
+    def entropy_bound(self) -> Float[AnyArray, ""]:
+        """The lower bound −Σ_k w_k log Σ_j w_j N(μ_k; μ_j, Σ_k + Σ_j) of the entropy (Jensen)."""
+        structure, d, components = self.structure, self.dim, jnp.arange(self.num_components)
+        precisions = jax.vmap(structure.precision)(self.roots)
+        half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(self.roots)
+
+        def log_overlap(k: AnyArray, j: AnyArray) -> AnyArray:
+            total, _, q = structure.fuse(precisions[k], self.means[k], precisions[j], self.means[j])
+            fused = structure.half_log_det(structure.root(total), d)
+            return half_log_dets[k] + half_log_dets[j] - fused - 0.5 * q - 0.5 * d * LOG_2PI
+
+        def log_average_overlap(k: AnyArray) -> AnyArray:
+            return logsumexp(self.log_weights + jax.vmap(lambda j: log_overlap(k, j))(components))
+
+        return -jnp.exp(self.log_weights) @ over_blocks(log_average_overlap, components, self.roots.size)
+
+    def entropy(self, num_samples: int = 1000, *, seed: Seed) -> Estimate:
+        """−E log q by Monte Carlo."""
+        validation.at_least("num_samples", num_samples, 2)
+        return _entropy(self, num_samples, as_key(seed))
+
+    @in_float64
+    def to_natural(self) -> NaturalParameters:
+        """The natural parameters."""
+        precisions = jax.vmap(self.structure.precision)(self.roots)
+        return NaturalParameters(self.log_weights, jax.vmap(self.structure.times)(precisions, self.means), precisions)
+
+    def to(self, structure: Structure) -> "GaussianMixture":
+        """The same mixture in a structure that holds at least as much (`Spherical` < `Diagonal` < `Full`)."""
+        if structure.rank < self.structure.rank:
+            names = type(self.structure).__name__, type(structure).__name__
+            raise EpviError(f"a {names[0]} mixture does not fit into {names[1]}(): choose a structure that holds more.")
+        return self if structure == self.structure else _widen(self, structure)
+
+    def reduce(self, num_components: int) -> "GaussianMixture":
+        """At most `num_components` components, with the mean and (as far as the structure holds it) the covariance."""
+        validation.at_least("num_components", num_components, 1)
+        return self if num_components >= self.num_components else _reduce(self, num_components)
+
+
+def log_components(mixture: GaussianMixture, theta: Float[AnyArray, " d"]) -> Float[AnyArray, " K"]:
+    """Log w_k + log N(θ | μ_k, Λ_k⁻¹) for one point and every k."""
+    structure, d = mixture.structure, mixture.dim
+
+    def one(mean: AnyArray, root: AnyArray) -> AnyArray:
+        white = structure.whiten(root, theta - mean)
+        return structure.half_log_det(root, d) - 0.5 * jnp.sum(white**2) - 0.5 * d * LOG_2PI
+
+    return mixture.log_weights + jax.vmap(one)(mixture.means, mixture.roots)
+
+
+def over_blocks(function: Callable[[T], R], items: T, numbers_per_item: int) -> R:
+    """`vmap(function)(items)`, in blocks so that no more than about 2²² intermediate numbers exist at once."""
+    block = max(1, _BLOCK // numbers_per_item)
+    if len(jax.tree.leaves(items)[0]) <= block:
+        return jax.vmap(function)(items)
+    return jax.lax.map(function, items, batch_size=block)
+
+
+@in_float64
+def _log_density(mixture: GaussianMixture, theta: Float[AnyArray, "*batch d"]) -> Float[AnyArray, "*batch"]:
+    def one(point: AnyArray) -> AnyArray:
+        return logsumexp(log_components(mixture, point))
+
+    return over_blocks(one, theta.reshape(-1, mixture.dim), mixture.means.size).reshape(theta.shape[:-1])
+
+
+@in_float64
+def _sample(mixture: GaussianMixture, num_samples: int, key: AnyArray) -> Float[AnyArray, "n d"]:
+    which, noise = jax.random.split(key)
+    k = jax.random.categorical(which, mixture.log_weights, shape=(num_samples,))
+    z = jax.random.normal(noise, (num_samples, mixture.dim))
+    return mixture.means[k] + jax.vmap(mixture.structure.unwhiten)(mixture.roots[k], z)
+
+
+@in_float64
+def _entropy(mixture: GaussianMixture, num_samples: int, key: AnyArray) -> Estimate:
+    values = -_log_density(mixture, _sample(mixture, num_samples, key))
+    return Estimate(jnp.mean(values), jnp.std(values, ddof=1) / math.sqrt(num_samples))
+
+
+def _with_rest(mixture: GaussianMixture, chosen: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    rest = [i for i in range(mixture.dim) if i not in set(chosen)]
+    return np.asarray(rest, int), np.asarray(chosen, int)
+
+
+@in_float64
+def _marginal(mixture: GaussianMixture, coordinates: tuple[int, ...]) -> GaussianMixture:
+    rest, chosen = _with_rest(mixture, coordinates)
+    _, roots, _ = jax.vmap(lambda root: mixture.structure.split(root, rest, chosen))(mixture.roots)
+    return GaussianMixture(mixture.log_weights, mixture.means[:, chosen], roots, mixture.structure)
+
+
+@in_float64
+def _condition(
+    mixture: GaussianMixture, coordinates: tuple[int, ...], values: Float[AnyArray, " n"]
+) -> GaussianMixture:
+    rest, given = _with_rest(mixture, coordinates)
+    roots, given_roots, coefficients = jax.vmap(lambda root: mixture.structure.split(root, rest, given))(mixture.roots)
+    marginal = GaussianMixture(mixture.log_weights, mixture.means[:, given], given_roots, mixture.structure)
+    shift = jnp.einsum("kij,kj->ki", coefficients, values[None] - marginal.means)
+    log_weights = jax.nn.log_softmax(log_components(marginal, values))
+    return GaussianMixture(log_weights, mixture.means[:, rest] - shift, roots, mixture.structure)
+
+
+@in_float64
+def _from_natural(natural: NaturalParameters, structure: Structure) -> GaussianMixture:
+    roots = jax.vmap(structure.root)(natural.precisions)
+    return GaussianMixture(natural.log_weights, jax.vmap(structure.solve)(roots, natural.eta), roots, structure)
+
+
+@in_float64
+def _widen(mixture: GaussianMixture, structure: Structure) -> GaussianMixture:
+    if isinstance(structure, Full):
+        roots = jax.vmap(lambda root: mixture.structure.dense(root, mixture.dim))(mixture.roots)
+    else:
+        roots = jnp.broadcast_to(mixture.roots, mixture.means.shape)
+    return GaussianMixture(mixture.log_weights, mixture.means, roots, structure)
+
+
+@in_float64
+def _reduce(mixture: GaussianMixture, num_components: int) -> GaussianMixture:
+    structure = mixture.structure
+    covariances = jax.vmap(structure.packed_covariance)(mixture.roots)
+    kept = greedy_merge(structure, Moments(jnp.exp(mixture.log_weights), mixture.means, covariances), num_components)
+    roots = jax.vmap(structure.root_of_covariance)(kept.covariances)
+    return GaussianMixture(jnp.log(kept.weights), kept.means, roots, structure)
+
+
+@in_float64
+def _roots_of_covariances(structure: Structure, covariances: AnyArray) -> AnyArray:
+    return jax.vmap(structure.root_of_covariance)(covariances)

@@ -1,0 +1,76 @@
+"""Fewer components, same moments: greedy merging of a mixture's components.
+
+Takes weights, means and packed covariances; gives fewer of them. The pair that is merged next is the one with the
+least upper bound on the Kullback-Leibler divergence it costs (Runnalls 2007, eq. 18):
+
+    B(i, j) = ½ [ (w_i + w_j) log|Σ_ij| − w_i log|Σ_i| − w_j log|Σ_j| ]
+
+where N(μ_ij, Σ_ij) has the mean and the covariance (as far as the structure holds it) of the pair.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from epvi.float64 import AnyArray
+from epvi.structure import Structure
+
+
+class Moments(NamedTuple):
+    """Weighted components by their moments."""
+
+    weights: Float[AnyArray, "*K"]
+    means: Float[AnyArray, "*K d"]
+    covariances: Float[AnyArray, "..."]
+
+
+class _State(NamedTuple):
+    components: Moments
+    alive: Bool[AnyArray, " K"]
+    costs: Float[AnyArray, "K K"]
+
+
+def merge_pair(structure: Structure, a: Moments, b: Moments) -> Moments:
+    """The one component with the weight, mean and covariance of two."""
+    weight = a.weights + b.weights
+    share = jnp.where(weight > 0, b.weights / jnp.where(weight > 0, weight, 1.0), 0.5)
+    delta = b.means - a.means
+    spread = (1 - share) * share * structure.outer(delta)
+    return Moments(weight, a.means + share * delta, (1 - share) * a.covariances + share * b.covariances + spread)
+
+
+def greedy_merge(structure: Structure, components: Moments, num_components: int) -> Moments:
+    """Merge pair after pair until `num_components` are left; in the order of their first members."""
+    k, d = components.means.shape
+
+    def log_det(covariance: AnyArray) -> AnyArray:
+        return -2 * structure.half_log_det(structure.root_of_covariance(covariance), d)
+
+    def cost(a: Moments, b: Moments) -> AnyArray:
+        joint = merge_pair(structure, a, b)
+        return 0.5 * (
+            joint.weights * log_det(joint.covariances)
+            - a.weights * log_det(a.covariances)
+            - b.weights * log_det(b.covariances)
+        )
+
+    def costs_to_all(a: Moments, everything: Moments) -> Float[AnyArray, " K"]:
+        return jax.vmap(lambda b: cost(a, b))(everything)
+
+    def merge_cheapest(_: Int[AnyArray, ""], state: _State) -> _State:
+        i, j = jnp.unravel_index(jnp.argmin(state.costs), (k, k))
+        pair = [jax.tree.map(lambda x, at=at: x[at], state.components) for at in (i, j)]
+        joint = merge_pair(structure, pair[0], pair[1])
+        everything = jax.tree.map(lambda all_, one: all_.at[i].set(one), state.components, joint)
+        alive = jnp.asarray(state.alive).at[j].set(False)
+        row = jnp.where(alive, costs_to_all(joint, everything), jnp.inf).at[i].set(jnp.inf)
+        costs = jnp.asarray(state.costs).at[j, :].set(jnp.inf).at[:, j].set(jnp.inf).at[i, :].set(row).at[:, i].set(row)
+        return _State(everything, alive, costs)
+
+    costs = jax.lax.map(lambda a: costs_to_all(a, components), components)
+    start = _State(components, jnp.ones(k, bool), jnp.where(jnp.eye(k, dtype=bool), jnp.inf, costs))
+    end = jax.lax.fori_loop(0, k - num_components, merge_cheapest, start)
+    kept = jnp.argsort(~end.alive, stable=True)[:num_components]
+    return jax.tree.map(lambda x: x[kept], end.components)
