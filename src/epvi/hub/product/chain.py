@@ -1,0 +1,260 @@
+"""A Markov chain over component indices k· (the paper, Algorithm 2), many chains at once.
+
+A step picks a shard m, proposes one of its components c uniformly, and accepts with probability min(1, W_c·/W_k·).
+With the sums over the other shards, Λ₋ and η₋ (μ₋ = Λ₋⁻¹η₋), the ratio needs only what changes:
+
+    W_k· ∝ w_mk |Λ_mk|^½ |Λ₋ + Λ_mk|^-½ exp(−½ (μ_mk − μ₋)ᵀ (Λ₋⁻¹ + Λ_mk⁻¹)⁻¹ (μ_mk − μ₋))
+
+so a step costs O(d) (d³ for `Full`) whatever M is. Taking a shard out of a running sum is a subtraction, which would
+lose a wide rest behind a narrow component and drift over many steps; the sums are kept as pairs of floats (Knuth's
+two-sum, 106 bits), so they do neither.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from epvi import validation
+from epvi.float64 import AnyArray
+from epvi.hub.product.blocks import Blocks, in_blocks, select
+from epvi.hub.product.mixing import effective_size, split_r_hat
+from epvi.hub.product.result import Product, ProductMixture, Status
+from epvi.hub.product.stack import Components, Stack, check_memory, finish, stack
+from epvi.mixture import GaussianMixture
+
+# Steps of every chain that are compiled as one stretch.
+_STRETCH = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class ChainDiagnostics:
+    """How well the chains mixed; `mean_standard_error` is that of the product's mean, `index` holds k· on request."""
+
+    acceptance_rate: float
+    r_hat_log_weight: float
+    r_hat_means: float
+    ess_log_weight: float
+    ess_means: float
+    mean_standard_error: Float[np.ndarray, " d"]
+    index: Int[np.ndarray, "R M"] | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Chain(Product):
+    """The paper's sampler: R = `num_samples` equally weighted components (rounded up to a multiple of `num_chains`).
+
+    `burn_in` counts sweeps of M steps. Every `thin`-th step is kept: 1 is the paper's, None keeps one a sweep.
+    `keep_index` puts the R x M component indices into the diagnostics.
+    """
+
+    num_samples: int = 2000
+    burn_in: int = 20
+    num_chains: int = 20
+    thin: int | None = None
+    keep_index: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("num_samples", 1), ("burn_in", 0), ("num_chains", 1)):
+            validation.at_least(name, getattr(self, name), least)
+        if self.thin is not None:
+            validation.at_least("thin", self.thin, 1)
+
+    def multiply(
+        self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
+    ) -> ProductMixture:
+        """R components sampled in proportion to their weights."""
+        check_memory(self.num_samples, mixtures)
+        stacked = stack(mixtures)
+        m = stacked.num_shards
+        per_chain = -(-self.num_samples // self.num_chains)
+        plan = _Plan(self.num_chains, self.burn_in * m, per_chain, self.thin or m, self.keep_index)
+        run = _run(stacked, key, plan)
+        diagnostics = _diagnose(run)
+        return ProductMixture(run.mixture, None, diagnostics, self._status(diagnostics, run.mixture.num_components))
+
+    def _status(self, found: ChainDiagnostics, r: int) -> Status:
+        r_hat, ess = max(found.r_hat_log_weight, found.r_hat_means), min(found.ess_log_weight, found.ess_means)
+        if not r_hat < 1.1:
+            return Status(
+                False,
+                f"the chains disagree (split R-hat {r_hat:.2f}): use Anchored(), which keeps separate modes,"
+                " or raise burn_in, thin and num_samples.",
+            )
+        if ess < 100:
+            return Status(False, f"only {ess:.0f} effective of {r:,} components: raise thin or num_samples.")
+        return Status(True, f"mixed: split R-hat {r_hat:.3f}, {ess:,.0f} effective of {r:,} components.")
+
+
+class _Pair(NamedTuple):
+    """An unevaluated sum high + low of two floats.
+
+    What is added and taken out again must be read from a table: a product computed on the spot may be contracted with
+    the addition (FMA), and then the two are not the same number.
+    """
+
+    high: AnyArray
+    low: AnyArray
+
+    def plus(self, x: AnyArray) -> "_Pair":
+        total = self.high + x
+        seen = total - self.high
+        low = self.low + ((self.high - (total - seen)) + (x - seen))
+        high = total + low
+        return _Pair(high, low - (high - total))
+
+
+class _State(NamedTuple):
+    indices: Int[AnyArray, " M"]
+    precision: _Pair
+    eta: _Pair
+    log_w: Float[AnyArray, ""]
+
+
+class _Plan(NamedTuple):
+    """Counts of chains, burn-in steps, components kept a chain, and steps from one kept component to the next."""
+
+    num_chains: int
+    burn_in: int
+    per_chain: int
+    thin: int
+    keep_index: bool
+
+
+class _Run(NamedTuple):
+    """The kept components, chain after chain, with the series that tell how well the chains mixed."""
+
+    mixture: GaussianMixture
+    means: Float[AnyArray, "C n d"]
+    log_w: Float[AnyArray, "C n 1"]
+    component_sd: Float[AnyArray, " d"]
+    acceptance_rate: Float[AnyArray, ""]
+    indices: Int[AnyArray, "R M"] | None
+
+
+def _diagnose(run: _Run) -> ChainDiagnostics:
+    means, log_w, sd, one = np.asarray(run.means), np.asarray(run.log_w), np.asarray(run.component_sd), np.ones(1)
+    ess_means = effective_size(means, sd)
+    return ChainDiagnostics(
+        acceptance_rate=float(run.acceptance_rate),
+        r_hat_log_weight=float(split_r_hat(log_w, one)[0]),
+        r_hat_means=float(np.max(split_r_hat(means, sd))),
+        ess_log_weight=float(effective_size(log_w, one)[0]),
+        ess_means=float(np.min(ess_means)),
+        mean_standard_error=np.std(means, axis=(0, 1)) / np.sqrt(ess_means),
+        index=None if run.indices is None else np.asarray(run.indices),
+    )
+
+
+class _Step(NamedTuple):
+    """The random numbers of one step: a shard, one of its components, and the log of a uniform."""
+
+    shard: Int[AnyArray, "*C"]
+    proposal: Int[AnyArray, "*C"]
+    log_u: Float[AnyArray, "*C"]
+
+
+def _draw_steps(stacked: Stack, key: AnyArray, shape: tuple[int, ...]) -> _Step:
+    where, what, whether = jax.random.uniform(key, (3, *shape))
+    shard = _scaled(where, jnp.full(shape, stacked.num_shards))
+    proposal = _scaled(what, stacked.counts[shard])
+    return _Step(shard, proposal, jnp.log(whether))
+
+
+def _scaled(uniform: AnyArray, count: Int[AnyArray, "..."]) -> Int[AnyArray, "..."]:
+    """Whole numbers from 0 to count − 1."""
+    return jnp.floor(uniform * count.astype(uniform.dtype)).astype(count.dtype)
+
+
+def _begin(stacked: Stack, index: Int[AnyArray, " M"], log_w: Float[AnyArray, ""]) -> _State:
+    def add(sums: tuple[_Pair, _Pair], at: tuple) -> tuple[tuple[_Pair, _Pair], None]:
+        etas, precisions, k = at
+        return (sums[0].plus(precisions[k]), sums[1].plus(etas[k])), None
+
+    zero, zeros = jnp.zeros(stacked.structure.packed_shape(stacked.dim)), jnp.zeros(stacked.dim)
+    start = _Pair(zero, zero), _Pair(zeros, zeros)
+    (precision, eta), _ = jax.lax.scan(add, start, (stacked.etas, stacked.precisions, index))
+    return _State(index, precision, eta, log_w)
+
+
+def _move(stacked: Stack, state: _State, step: _Step) -> tuple[_State, AnyArray]:
+    """One step of one chain, and whether its proposal was accepted."""
+    structure, d, m = stacked.structure, stacked.dim, step.shard
+    k = state.indices[m]
+    precision = state.precision.plus(-stacked.precisions[m, k])
+    eta = state.eta.plus(-stacked.etas[m, k])
+    rest, rest_mean = precision.high, structure.solve(structure.root(precision.high), eta.high)
+
+    def log_weight(component: AnyArray) -> AnyArray:
+        total, _, q = structure.fuse(rest, rest_mean, stacked.precisions[m, component], stacked.means[m, component])
+        fused = structure.half_log_det(structure.root(total), d)
+        return stacked.log_weights[m, component] + stacked.half_log_dets[m, component] - fused - 0.5 * q
+
+    log_ratio = log_weight(step.proposal) - log_weight(k)
+    accept = step.log_u < log_ratio
+    now = jnp.where(accept, step.proposal, k)
+    precision = precision.plus(stacked.precisions[m, now])
+    eta = eta.plus(stacked.etas[m, now])
+    log_w = state.log_w + jnp.where(accept, log_ratio, 0.0)
+    return _State(jnp.asarray(state.indices).at[m].set(now), precision, eta, log_w), accept
+
+
+def _run(stacked: Stack, key: AnyArray, plan: _Plan) -> _Run:
+    """Burn in and keep, stretch by stretch, so that one compilation serves any number of components."""
+    rows = min(plan.per_chain, max(1, _STRETCH // plan.thin))
+    burn_in, stretches = -(-plan.burn_in // (rows * plan.thin)), -(-plan.per_chain // rows)
+    state = _start(stacked, in_blocks(stacked, plan.num_chains), jax.random.fold_in(key, 0), plan.num_chains)
+    kept = []
+    for number in range(burn_in + stretches):
+        state, made = _walk(stacked, state, (key, np.asarray(1 + number)), rows, plan)
+        if number >= burn_in:
+            kept.append(made)
+    kept, index, accepted = jax.tree.map(lambda *parts: np.concatenate(parts)[: plan.per_chain], *kept)
+    return _packed(stacked, kept, index, np.mean(accepted))
+
+
+@eqx.filter_jit
+def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _State:
+    uniform = jax.random.uniform(key, (num_chains, stacked.num_shards))
+    index = _scaled(uniform, jnp.broadcast_to(stacked.counts, uniform.shape))
+    flat = blocks.log_mass[:, :, 0].size - stacked.num_shards
+    log_w, _ = finish(stacked, select(blocks, jnp.pad(index, ((0, 0), (0, flat)))))
+    return jax.vmap(lambda i, w: _begin(stacked, i, w))(index, log_w)
+
+
+@eqx.filter_jit
+def _walk(
+    stacked: Stack, state: _State, seed: tuple[AnyArray, AnyArray], rows: int, plan: _Plan
+) -> tuple[_State, tuple]:
+    """`rows` times `thin` steps of every chain."""
+    steps = _draw_steps(stacked, jax.random.fold_in(*seed), (rows, plan.thin, plan.num_chains))
+
+    def keep(state: _State, steps: _Step) -> tuple[_State, tuple]:
+        state, accepted = jax.lax.scan(jax.vmap(lambda s, r: _move(stacked, s, r)), state, steps)
+        index = state.indices if plan.keep_index else None
+        return state, (Components(state.log_w, state.eta.high, state.precision.high), index, jnp.mean(accepted))
+
+    return jax.lax.scan(keep, state, steps)
+
+
+@eqx.filter_jit
+def _packed(stacked: Stack, kept: Components, index: AnyArray | None, acceptance_rate: AnyArray) -> _Run:
+    """What the chains kept, (n, C, ...) with η for the mean, as equally weighted components."""
+    structure = stacked.structure
+    log_w, eta, precision = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)
+    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (eta, precision))
+    roots = jax.vmap(structure.root)(flat[1])
+    means = jax.vmap(structure.solve)(roots, flat[0])
+    mixture = GaussianMixture(
+        jnp.full(len(roots), -jnp.log(len(roots))), means + stacked.centre[None], roots, structure
+    )
+    sd = jnp.sqrt(structure.variances(roots[0], stacked.dim))
+    if index is not None:
+        index = jnp.swapaxes(index, 0, 1).reshape(-1, stacked.num_shards)
+    return _Run(mixture, means.reshape(eta.shape), log_w[:, :, None], sd, acceptance_rate, index)

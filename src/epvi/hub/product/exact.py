@@ -1,0 +1,126 @@
+"""All Π K_m components of the product (the paper, eq. 5-8), and the exact log ∫ Π q_m.
+
+The shards are multiplied as a balanced tree of pairs: every node costs O(d) per component it makes (d³ for `Full`) and
+the last node makes all of them, so the whole costs O(d Π K_m), not O(d M Π K_m). Components come in the order of
+`itertools.product`: the last shard's index changes fastest.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.scipy.special import logsumexp
+
+from epvi import validation
+from epvi.errors import EpviError
+from epvi.float64 import AnyArray
+from epvi.hub.product.blocks import in_blocks, select
+from epvi.hub.product.result import Product, ProductMixture, Status, exactly
+from epvi.hub.product.stack import Components, Stack, check_memory, finish, stack
+from epvi.mixture import LOG_2PI, GaussianMixture, over_blocks
+from epvi.structure import Structure
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact(Product):
+    """Enumerate the product; refuse when it has more than `max_components`, or needs more than `max_gigabytes`."""
+
+    max_components: int = 2**20
+    max_gigabytes: float = 4.0
+
+    def __post_init__(self) -> None:
+        validation.at_least("max_components", self.max_components, 1)
+
+    def multiply(
+        self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
+    ) -> ProductMixture:
+        """Every component, weighted."""
+        self._check_budget(mixtures)
+        stacked = stack(mixtures)
+        left, right = halves(stacked)
+        log_w, mixture = finish(stacked, pairs(stacked.structure, left, right))
+        status = Status(True, f"exact: all {mixture.num_components:,} components of the product.")
+        return ProductMixture(mixture, exactly(logsumexp(log_w)), None, status)
+
+    def _check_budget(self, mixtures: Sequence[GaussianMixture]) -> None:
+        counts = [mixture.num_components for mixture in mixtures]
+        total = math.prod(counts)
+        ks = f"K = {counts[0]}" if len(set(counts)) == 1 else f"K from {min(counts)} to {max(counts)}"
+        number = f"{total:,}" if total < 10**15 else f"about 10^{len(str(total)) - 1}"
+        size = f"{ks}, M = {len(counts)}: the product has {number} components"
+        if total > self.max_components:
+            raise EpviError(
+                f"{size}, over the budget of {self.max_components:,}."
+                " Use Anchored() (or Chain, Subset), or raise max_components."
+            )
+        check_memory(total, mixtures, self.max_gigabytes)
+
+
+def halves(stacked: Stack) -> tuple[Components, Components]:
+    """The components of two parts of the shards, whose pairs are the components of the whole product."""
+    counts = np.asarray(stacked.counts)[:-1]
+    factors = [stacked.shard(m) for m in np.flatnonzero(counts > 1).tolist()]
+    single = np.flatnonzero(counts == 1)
+    if len(single):
+        # Shards with one component make one Gaussian, however many they are.
+        factors.insert(0, _one_gaussian(stacked.only(single)))
+    factors.append(stacked.shard(len(counts)))
+    middle = _middle([len(factor.log_mass) for factor in factors])
+    return _tree(stacked.structure, factors[:middle]), _tree(stacked.structure, factors[middle:])
+
+
+def _one_gaussian(stacked: Stack) -> Components:
+    """The product of the shards' first components."""
+    blocks = in_blocks(stacked, 1)
+    return select(blocks, np.zeros((1, blocks.log_mass[:, :, 0].size), int))
+
+
+def _middle(sizes: Sequence[int]) -> int:
+    """Where to cut a list of factors so that both sides have about the same number of products."""
+    logs = np.cumsum(np.log(sizes))
+    return 1 + int(np.argmin(np.abs(logs[:-1] - logs[-1] / 2)))
+
+
+def _tree(structure: Structure, shards: list[Components]) -> Components:
+    if len(shards) == 1:
+        return shards[0]
+    middle = _middle([len(shard.log_mass) for shard in shards])
+    return pairs(structure, _tree(structure, shards[:middle]), _tree(structure, shards[middle:]))
+
+
+def fuse(structure: Structure, a: Components, b: Components) -> Components:
+    """The product of two components."""
+    precision, mean, q = structure.fuse(a.precision, a.mean, b.precision, b.mean)
+    return Components(a.log_mass + b.log_mass - 0.5 * q, mean, precision)
+
+
+@eqx.filter_jit
+def pairs(structure: Structure, left: Components, right: Components) -> Components:
+    """All products of a component of `left` with one of `right`, in blocks."""
+
+    def row(a: Components) -> Components:
+        return jax.vmap(lambda b: fuse(structure, a, b))(right)
+
+    made = over_blocks(row, left, right.mean.size + right.precision.size)
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
+
+
+@eqx.filter_jit
+def pair_log_weights(stacked: Stack, left: Components, right: Components) -> AnyArray:
+    """Log W of all pairs, without holding their parameters."""
+    structure, d = stacked.structure, stacked.dim
+
+    def weight(a: Components, b: Components) -> AnyArray:
+        made = fuse(structure, a, b)
+        return made.log_mass - structure.half_log_det(structure.root(made.precision), d)
+
+    constant = 0.5 * (1 - stacked.num_shards) * d * LOG_2PI
+
+    def row(a: Components) -> AnyArray:
+        return jax.vmap(lambda b: weight(a, b))(right)
+
+    return over_blocks(row, left, right.mean.size + right.precision.size).reshape(-1) + constant

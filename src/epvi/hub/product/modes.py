@@ -1,0 +1,117 @@
+"""The modes of a product Π_m q_m(θ) of mixtures, by the fixed-point iteration
+
+    θ ← (Σ_m Σ_k r_mk Λ_mk)⁻¹ Σ_m Σ_k r_mk Λ_mk μ_mk,   r_mk = p(k_m = k | θ)
+
+from many component means at once. It never lowers Π q_m (it is an EM step for every factor). Takes a stack; gives
+`Modes`: places, roots of the precision Σ r Λ there, and the log mass of the Gaussian with that height and precision.
+"""
+
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from epvi.float64 import AnyArray, to_numpy
+from epvi.hub.product.blocks import Blocks, log_joint
+from epvi.hub.product.stack import Stack
+from epvi.structure import Structure
+
+# From how many component means to start, how many modes to keep, and when to stop moving (in sds, and in steps).
+_STARTS = 64
+_MODES = 32
+_TOLERANCE = 1e-3
+_MAX_STEPS = 50
+# Modes closer than this many sds are one.
+_SAME = 0.5
+
+
+class Modes(NamedTuple):
+    """At most 32 distinct modes, best first."""
+
+    theta: Float[AnyArray, "n d"]
+    roots: Float[AnyArray, "n *packed"]
+    log_mass: Float[AnyArray, " n"]
+
+
+class _Here(NamedTuple):
+    """What one pass over the shards tells about each point: log Π q_m + const, Σ r Λ, Σ r Λ μ."""
+
+    log_product: Float[AnyArray, " n"]
+    precision: Float[AnyArray, "n *packed"]
+    eta: Float[AnyArray, "n d"]
+
+
+def _look(blocks: Blocks, theta: Float[AnyArray, "n d"]) -> _Here:
+    structure = blocks.structure
+
+    def block(here: _Here, shards: Blocks) -> tuple[_Here, None]:
+        logs = jax.vmap(lambda point: log_joint(shards, point))(theta)
+        r = jax.nn.softmax(logs, axis=-1)
+        return _Here(
+            here.log_product + jnp.sum(jax.nn.logsumexp(logs, axis=-1), axis=-1),
+            here.precision + jnp.tensordot(r, shards.precisions, axes=2),
+            here.eta + jnp.tensordot(r, shards.etas, axes=2),
+        ), None
+
+    n, d = theta.shape
+    zero = _Here(jnp.zeros(n), jnp.zeros((n, *structure.packed_shape(d))), jnp.zeros((n, d)))
+    return jax.lax.scan(block, zero, blocks)[0]
+
+
+def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> Modes:
+    """Climb from all components of some shards, and keep the distinct ends with the most mass."""
+    theta, roots, log_mass = to_numpy(_climb(blocks, _starts(stacked, key)))
+    order = np.argsort(-log_mass, kind="stable")
+    theta, roots, log_mass = theta[order], roots[order], log_mass[order]
+    close = np.asarray(_distances(blocks.structure, theta, roots)) < _SAME**2
+    kept: list[int] = []
+    for i in range(len(theta)):
+        if len(kept) < _MODES and not np.any(close[kept, i]):
+            kept.append(i)
+    return Modes(theta[kept], roots[kept], log_mass[kept])
+
+
+def _starts(stacked: Stack, key: AnyArray) -> Float[np.ndarray, "n d"]:
+    """The means of all components of shards picked at random, and the centre; always as many, for one compilation."""
+    real = np.isfinite(np.asarray(stacked.log_weights))
+    shuffled = np.asarray(jax.random.permutation(key, stacked.num_shards))
+    means = np.concatenate([np.asarray(stacked.means[m])[real[m]] for m in shuffled[:_STARTS]])[: _STARTS - 1]
+    starts = np.zeros((_STARTS, stacked.dim))
+    starts[: len(means)] = means
+    return starts
+
+
+@eqx.filter_jit
+def _climb(blocks: Blocks, starts: Float[AnyArray, "n d"]) -> tuple[AnyArray, AnyArray, AnyArray]:
+    structure, d = blocks.structure, starts.shape[1]
+
+    def step(state: tuple) -> tuple:
+        theta, _, _, _, steps = state
+        here = _look(blocks, theta)
+        roots = jax.vmap(structure.root)(here.precision)
+        log_mass = here.log_product - jax.vmap(lambda root: structure.half_log_det(root, d))(roots)
+        after = jax.vmap(structure.solve)(roots, here.eta)
+        moved = jnp.sum(jax.vmap(structure.whiten)(roots, after - theta) ** 2, axis=1)
+        return after, roots, log_mass, jnp.max(moved), steps + 1
+
+    def moving(state: tuple) -> AnyArray:
+        return (state[3] > _TOLERANCE**2) & (state[4] < _MAX_STEPS)
+
+    n = len(starts)
+    nothing = jnp.zeros((n, *structure.packed_shape(d))), jnp.zeros(n), jnp.asarray(jnp.inf), jnp.asarray(0)
+    return jax.lax.while_loop(moving, step, (starts, *nothing))[:3]
+
+
+@eqx.filter_jit
+def _distances(
+    structure: Structure, theta: Float[AnyArray, "n d"], roots: Float[AnyArray, "n *packed"]
+) -> Float[AnyArray, "n n"]:
+    """Squared distance of every point from every other, in the other's sds."""
+
+    def from_one(point: AnyArray, root: AnyArray) -> AnyArray:
+        return jax.vmap(lambda other: jnp.sum(structure.whiten(root, other - point) ** 2))(theta)
+
+    return jax.vmap(from_one)(theta, roots)

@@ -1,0 +1,49 @@
+"""The verb: mixtures in, their product out, by the way the user chose."""
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import Executor
+
+import jax
+import numpy as np
+
+from epvi.float64 import to_numpy
+from epvi.hub.product.anchored import Anchored
+from epvi.hub.product.exact import Exact
+from epvi.hub.product.result import Product, ProductMixture, Status, exactly
+from epvi.hub.product.stack import check
+from epvi.mixture import GaussianMixture
+from epvi.seeds import Seed, as_key
+
+# Without a choice, products up to this size are enumerated.
+_EXACT_UP_TO = 10_000
+
+
+def multiply(
+    mixtures: Sequence[GaussianMixture],
+    product: Product | None = None,
+    *,
+    seed: Seed = 0,
+    executor: Executor | None = None,
+) -> ProductMixture:
+    """The normalised product Π_m q_m(θ) of mixtures over the same θ.
+
+    `product` is `Exact()`, `Chain()`, `Subset()` or `Anchored()`; without it, all components are computed while there
+    are at most 10,000 (and they fit in memory), and sampled by `Anchored()` above. Mixtures may differ in their number
+    of components and in structure; the product has the widest structure among them. `executor` runs `Subset`'s groups.
+    """
+    check(mixtures)
+    if len(mixtures) == 1:
+        status = Status(True, "exact: the product of one mixture is that mixture.")
+        return ProductMixture(mixtures[0], exactly(np.asarray(0.0)), None, status)
+    with jax.enable_x64(True):
+        way = _by_size(mixtures) if product is None else product
+        made = way.multiply(mixtures, key=as_key(seed), executor=executor)
+        return ProductMixture(to_numpy(made.mixture), to_numpy(made.log_normaliser), made.diagnostics, made.status)
+
+
+def _by_size(mixtures: Sequence[GaussianMixture]) -> Product:
+    total = math.prod(mixture.num_components for mixture in mixtures)
+    if total > _EXACT_UP_TO:
+        return Anchored()
+    return Exact(max_components=_EXACT_UP_TO)

@@ -1,0 +1,148 @@
+"""M mixtures as one set of arrays, and product components on the way back.
+
+Takes the shards' mixtures; gives a `Stack` (padded to the largest K, centred, in one structure). θ is measured from a
+reference point near the product's mean, so that natural parameters lose no digits when all shards are far from the
+origin.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from epvi.errors import EpviError
+from epvi.float64 import AnyArray, is_traced
+from epvi.mixture import LOG_2PI, GaussianMixture
+from epvi.structure import Structure
+
+
+class Components(NamedTuple):
+    """Product components in the user's coordinates: log W without its −½log|Λ| + ½(1 − M) d log 2π, μ, packed Λ."""
+
+    log_mass: Float[AnyArray, "*n"]
+    mean: Float[AnyArray, "*n d"]
+    precision: Float[AnyArray, "..."]
+
+
+class Stack(eqx.Module):
+    """M mixtures side by side; entry (m, k) is component k of shard m, padding has log weight −∞."""
+
+    log_weights: Float[AnyArray, "M K"]
+    means: Float[AnyArray, "M K d"]
+    etas: Float[AnyArray, "M K d"]
+    precisions: Float[AnyArray, "M K *packed"]
+    half_log_dets: Float[AnyArray, "M K"]
+    counts: Int[AnyArray, " M"]
+    centre: Float[AnyArray, " d"]
+    structure: Structure = eqx.field(static=True)
+
+    @property
+    def num_shards(self) -> int:
+        """M."""
+        return self.means.shape[0]
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.means.shape[2]
+
+    def only(self, shards: np.ndarray) -> "Stack":
+        """The stack of some of the shards, about the same centre."""
+        return Stack(
+            log_weights=self.log_weights[shards],
+            means=self.means[shards],
+            etas=self.etas[shards],
+            precisions=self.precisions[shards],
+            half_log_dets=self.half_log_dets[shards],
+            counts=self.counts[shards],
+            centre=self.centre,
+            structure=self.structure,
+        )
+
+    def shard(self, m: int) -> Components:
+        """Shard m's own components, without the padding."""
+        k = int(self.counts[m])
+        log_mass = self.log_weights[m, :k] + self.half_log_dets[m, :k]
+        return Components(log_mass, self.means[m, :k] + self.centre[None], self.precisions[m, :k])
+
+
+def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
+    """Stack mixtures of the same dimension, whatever their K and structure."""
+    structure = max((mixture.structure for mixture in mixtures), key=lambda s: s.rank)
+    mixtures = [mixture.to(structure) for mixture in mixtures]
+    counts = np.asarray([mixture.num_components for mixture in mixtures])
+    shape = (len(mixtures), int(counts.max()))
+    d = mixtures[0].dim
+    log_weights = np.full(shape, -np.inf)
+    means = np.broadcast_to(mixtures[0].means[0], (*shape, d)).copy()
+    unit = np.eye(d) if len(structure.packed_shape(d)) == 2 else np.ones(structure.packed_shape(d))
+    roots = np.broadcast_to(unit, (*shape, *unit.shape)).copy()
+    for m, mixture in enumerate(mixtures):
+        log_weights[m, : counts[m]] = mixture.log_weights
+        means[m, : counts[m]] = mixture.means
+        roots[m, : counts[m]] = mixture.roots
+    return _centred(structure, log_weights, means, roots, counts)
+
+
+@eqx.filter_jit
+def _centred(structure: Structure, log_weights: AnyArray, means: AnyArray, roots: AnyArray, counts: AnyArray) -> Stack:
+    d = means.shape[-1]
+    precisions = jax.vmap(jax.vmap(structure.precision))(roots)
+    half_log_dets = jax.vmap(jax.vmap(lambda root: structure.half_log_det(root, d)))(roots)
+    # The reference point: the mean of the product of the shards' precision-averaged Gaussians.
+    origin = means[0, 0]
+    weights, times = jnp.exp(log_weights), jax.vmap(jax.vmap(structure.times))
+    eta = jnp.tensordot(weights, times(precisions, means - origin[None, None]), axes=2)
+    centre = origin + structure.solve(structure.root(jnp.tensordot(weights, precisions, axes=2)), eta)
+    means = means - centre[None, None]
+    etas = times(precisions, means)
+    return Stack(log_weights, means, etas, precisions, half_log_dets, counts, centre, structure)
+
+
+def check(mixtures: Sequence[GaussianMixture]) -> None:
+    """Refuse an empty list, mixtures over different parameters, and broken ones."""
+    if len(mixtures) == 0:
+        raise EpviError("there are no mixtures to multiply: pass at least one.")
+    if is_traced(list(mixtures)):
+        raise EpviError("mixtures are being traced by JAX: call multiply outside jit and vmap.")
+    d = mixtures[0].dim
+    for m, mixture in enumerate(mixtures):
+        if mixture.dim != d:
+            raise EpviError(
+                f"mixture {m} has {mixture.dim} dimensions, mixture 0 has {d}: all must be over the same parameters."
+            )
+        arrays = mixture.means, mixture.roots, mixture.weights
+        if not all(np.all(np.isfinite(array)) for array in arrays):
+            raise EpviError(f"mixture {m} has NaN or infinite parameters: fit or make it again.")
+        if abs(float(np.sum(mixture.weights)) - 1) > 1e-6:
+            raise EpviError(f"mixture {m}'s weights sum to {np.sum(mixture.weights):.6g}, not to 1: normalise them.")
+
+
+@eqx.filter_jit
+def finish(stacked: Stack, components: Components) -> tuple[Float[AnyArray, " n"], GaussianMixture]:
+    """The components' log W, and the mixture that weighs them by W."""
+    structure, d = stacked.structure, stacked.dim
+    roots = jax.vmap(structure.root)(components.precision)
+    half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(roots)
+    log_w = components.log_mass - half_log_dets + 0.5 * (1 - stacked.num_shards) * d * LOG_2PI
+    return log_w, GaussianMixture(jax.nn.log_softmax(log_w), components.mean, roots, structure)
+
+
+def reweighted(mixture: GaussianMixture, log_weights: Float[AnyArray, " n"]) -> GaussianMixture:
+    """The same components with other weights, normalised here."""
+    return GaussianMixture(jax.nn.log_softmax(log_weights), mixture.means, mixture.roots, mixture.structure)
+
+
+def check_memory(num_components: int, mixtures: Sequence[GaussianMixture], max_gigabytes: float = 4.0) -> None:
+    """Refuse a result that would not fit: so many components with means, precisions and roots."""
+    numbers = max(mixture.means[0].size + 2 * mixture.roots[0].size for mixture in mixtures)
+    gigabytes = 8e-9 * numbers * num_components
+    if gigabytes > max_gigabytes:
+        raise EpviError(
+            f"{num_components:,} components in {mixtures[0].dim} dimensions need about {gigabytes:.1f} GB, over the"
+            f" budget of {max_gigabytes:g} GB: ask for fewer components, or use a leaner covariance structure."
+        )

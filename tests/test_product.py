@@ -1,0 +1,263 @@
+"""Four ways to multiply mixtures, against enumeration of the paper's formulas in plain NumPy."""
+
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import numpy as np
+import pytest
+from naive import STRUCTURES, dense, enumerate_product, product_moments, random_mixture
+from scipy.stats import chi2
+
+from epvi import Anchored, Chain, Diagonal, Exact, Full, GaussianMixture, Spherical, Subset, multiply
+
+SIZES = [((2,), 3), ((3, 1), 2), ((2, 3, 4), 2), ((4,) * 6, 2), ((1, 1, 1), 4), ((2, 1, 5, 1, 3), 3), ((8,) * 4, 1)]
+
+
+def shards(structure, counts, d, seed=0, spread=1.0):
+    rng = np.random.default_rng(seed)
+    return [random_mixture(rng, structure, k, d, spread) for k in counts]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize(("counts", "d"), SIZES)
+def test_exact_is_the_papers_enumeration(structure, counts, d):
+    mixtures = shards(structure, counts, d)
+    log_ws, means, covariances = enumerate_product(mixtures)
+    product = multiply(mixtures, Exact())
+    log_weights = log_ws - np.logaddexp.reduce(log_ws)
+    got_weights, got_means, got_covariances = dense(product.mixture)
+    np.testing.assert_allclose(product.mixture.log_weights, log_weights, atol=1e-9)
+    np.testing.assert_allclose(got_weights.sum(), 1, rtol=1e-12)
+    np.testing.assert_allclose(got_means, means, atol=1e-9)
+    np.testing.assert_allclose(got_covariances, covariances, atol=1e-9)
+    np.testing.assert_allclose(product.log_normaliser.value, np.logaddexp.reduce(log_ws), atol=1e-9)
+    assert product.log_normaliser.standard_error == 0
+    assert product.status.ok
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_the_product_is_the_product_of_densities(structure):
+    mixtures = shards(structure, (2, 3, 2), 3)
+    product = multiply(mixtures)
+    theta = np.random.default_rng(1).normal(size=(20, 3))
+    expected = sum(mixture.log_density(theta) for mixture in mixtures) - product.log_normaliser.value
+    np.testing.assert_allclose(product.mixture.log_density(theta), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("counts", [(4, 2, 3, 4, 1, 3), (8, 8, 8, 8)])
+@pytest.mark.parametrize("way", [Chain(num_samples=20_000, num_chains=40, thin=24), Anchored(num_samples=4000)])
+def test_sampled_means_and_spreads_are_right_within_four_standard_errors(structure, counts, way):
+    mixtures = shards(structure, counts, 2, seed=3)
+    _, mean, covariance = product_moments(*enumerate_product(mixtures))
+    product = multiply(mixtures, way, seed=7)
+    assert product.status.ok, product.status
+    error = product.diagnostics.mean_standard_error
+    assert np.all(error > 0)
+    assert np.all(np.abs(product.mixture.mean() - mean) < 4 * error)
+    # The spread's own standard error, from independent runs.
+    runs = np.array([np.diag(multiply(mixtures, way, seed=s).mixture.covariance()) for s in range(8)])
+    standard_error = runs.std(0, ddof=1) / np.sqrt(8)
+    # With 8 runs the ratio is Student's t_7, whose 4-sigma-equivalent quantile is 7.8.
+    assert np.all(np.abs(runs.mean(0) - np.diag(covariance)) < 7.8 * standard_error)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("way", [Subset(num_samples=100), Subset(group_size=3, num_samples=40)])
+def test_subset_is_right_within_the_error_of_its_runs(structure, way):
+    mixtures = shards(structure, (4, 3, 4, 4, 4, 3), 2, seed=4)
+    _, mean, covariance = product_moments(*enumerate_product(mixtures))
+    products = [multiply(mixtures, way, seed=s) for s in range(20)]
+    for got, expected in [
+        (np.array([p.mixture.mean() for p in products]), mean),
+        (np.array([np.diag(p.mixture.covariance()) for p in products]), np.diag(covariance)),
+        (np.array([np.exp(p.log_normaliser.value) for p in products])[:, None], None),
+    ]:
+        target = np.exp(multiply(mixtures, Exact()).log_normaliser.value) if expected is None else expected
+        standard_error = got.std(0, ddof=1) / np.sqrt(len(got))
+        assert np.all(standard_error > 0)
+        assert np.all(np.abs(got.mean(0) - target) < 5.2 * standard_error)  # Student's t_19 at 4 sigma
+
+
+def test_subset_samples_large_groups_with_the_chain():
+    mixtures = shards("diagonal", (4,) * 6, 2, seed=4)
+    _, mean, _ = product_moments(*enumerate_product(mixtures))
+    way = Subset(group_size=3, num_samples=2000, max_components=10, chain=Chain(num_chains=20, thin=10))
+    product = multiply(mixtures, way, seed=1)
+    assert product.diagnostics.groups == (2, 1)
+    assert product.diagnostics.enumerated == (0, 0)
+    assert product.log_normaliser is None
+    runs = np.array([multiply(mixtures, way, seed=s).mixture.mean() for s in range(10)])
+    assert np.all(np.abs(runs.mean(0) - mean) < 6.6 * runs.std(0, ddof=1) / np.sqrt(10))  # t_9 at 4 sigma
+
+
+def test_subset_that_cuts_nothing_is_exact():
+    mixtures = shards("full", (2, 3, 2, 2, 1), 2)
+    exact, subset = multiply(mixtures, Exact()), multiply(mixtures, Subset())
+    assert subset.diagnostics.groups == (2, 1, 1)
+    np.testing.assert_allclose(subset.log_normaliser.value, exact.log_normaliser.value, atol=1e-11)
+    assert subset.log_normaliser.standard_error == 0
+    np.testing.assert_allclose(np.sort(subset.mixture.log_weights), np.sort(exact.mixture.log_weights), atol=1e-10)
+
+
+def test_subset_gives_the_same_on_any_executor():
+    mixtures = shards("full", (4,) * 9, 2)
+    alone = multiply(mixtures, Subset(num_samples=50), seed=3)
+    with ThreadPoolExecutor(3) as executor:
+        together = multiply(mixtures, Subset(num_samples=50), seed=3, executor=executor)
+    assert np.array_equal(alone.mixture.means, together.mixture.means)
+    assert np.array_equal(alone.log_normaliser.value, together.log_normaliser.value)
+
+
+def test_the_chain_visits_indices_in_proportion_to_their_weights():
+    """Theorem 3.1 of the paper: the stationary distribution is that of the product's components."""
+    counts = (2, 3, 2, 3)
+    mixtures = shards("spherical", counts, 2, seed=9, spread=0.7)
+    weights, _, _ = product_moments(*enumerate_product(mixtures))
+    # Kept 60 steps apart, draws are independent for the test's purpose; shown by the lag-one correlation below.
+    product = multiply(mixtures, Chain(num_samples=20_000, num_chains=50, thin=60, keep_index=True), seed=5)
+    index = product.diagnostics.index
+    assert index.shape == (20_000, 4)
+    codes = np.ravel_multi_index(tuple(index.T), counts)
+    per_chain = product.mixture.means[:, 0].reshape(50, -1)
+    centred = per_chain - per_chain.mean()
+    lag_one = np.mean(centred[:, 1:] * centred[:, :-1]) / np.mean(centred**2)
+    assert abs(lag_one) < 4 / np.sqrt(20_000)
+    observed = np.bincount(codes, minlength=len(weights))
+    expected = 20_000 * weights
+    rare = expected < 5
+    observed = np.append(observed[~rare], observed[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    keep = expected > 0
+    statistic = np.sum((observed[keep] - expected[keep]) ** 2 / expected[keep])
+    assert statistic < chi2.isf(6e-5, df=keep.sum() - 1)
+    # The components it returns are those of the indices it visited.
+    exact = multiply(mixtures, Exact())
+    np.testing.assert_allclose(product.mixture.means, exact.mixture.means[codes], atol=1e-12)
+    np.testing.assert_allclose(product.mixture.roots, exact.mixture.roots[codes], rtol=1e-12)
+
+
+def test_the_papers_chain_keeps_every_step():
+    mixtures = shards("diagonal", (3, 4, 2), 2)
+    product = multiply(mixtures, Chain(num_samples=60, burn_in=0, num_chains=2, thin=1, keep_index=True), seed=1)
+    index = product.diagnostics.index.reshape(2, 30, 3)
+    changed = np.sum(index[:, 1:] != index[:, :-1], axis=2)
+    assert set(np.unique(changed)) <= {0, 1}
+    assert product.mixture.num_components == 60
+    np.testing.assert_allclose(product.mixture.weights, 1 / 60, rtol=1e-12)
+
+
+def test_anchored_estimates_the_normaliser_without_bias():
+    mixtures = shards("full", (4,) * 6, 2, seed=4)
+    exact = multiply(mixtures, Exact()).log_normaliser.value
+    found = [multiply(mixtures, Anchored(num_samples=200, num_anchors=32), seed=s).log_normaliser for s in range(40)]
+    ratios = np.exp([one.value - exact for one in found])
+    standard_error = ratios.std(ddof=1) / np.sqrt(40)
+    assert abs(ratios.mean() - 1) < 4.6 * standard_error  # t_39 at 4 sigma
+    claimed = np.sqrt(np.mean([one.standard_error**2 for one in found]))
+    assert 0.6 < claimed / ratios.std(ddof=1) < 1.6
+    z = [(one.value - exact) / one.standard_error for one in found]
+    assert np.max(np.abs(z)) < 4.5
+
+
+@pytest.mark.parametrize("way", [Exact(), Chain(num_samples=200), Subset(num_samples=50), Anchored(num_samples=200)])
+def test_one_mixture_is_its_own_product(way):
+    mixture = shards("full", (3,), 2)[0]
+    product = multiply([mixture], way)
+    np.testing.assert_allclose(product.mixture.means, mixture.means)
+    assert product.log_normaliser.value == 0
+
+
+def test_default_is_exact_while_small_and_anchored_above():
+    assert multiply(shards("spherical", (10,) * 4, 1)).status.text.startswith("exact: all 10,000")
+    above = multiply(shards("spherical", (10, 10, 10, 11), 1))
+    assert above.mixture.num_components == 2000
+    assert above.diagnostics.ess > 1000
+    # However many shards, one component each is one component.
+    many = multiply(shards("diagonal", (1,) * 500, 2))
+    assert many.mixture.num_components == 1
+
+
+def test_mixtures_of_different_structures_multiply_in_the_widest():
+    rng = np.random.default_rng(2)
+    mixtures = [random_mixture(rng, structure, 2, 3) for structure in STRUCTURES]
+    for number, structure in ((1, Spherical()), (2, Diagonal()), (3, Full())):
+        assert multiply(mixtures[:number]).mixture.structure == structure
+    log_ws, means, _ = enumerate_product(mixtures)
+    product = multiply(mixtures)
+    np.testing.assert_allclose(product.log_normaliser.value, np.logaddexp.reduce(log_ws), atol=1e-10)
+    np.testing.assert_allclose(product.mixture.means, means, atol=1e-10)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_order_of_shards_does_not_matter(structure):
+    mixtures = shards(structure, (2, 3, 2), 2)
+    theta = np.random.default_rng(0).normal(size=(10, 2))
+    reference = multiply(mixtures).mixture.log_density(theta)
+    for order in itertools.permutations(range(3)):
+        again = multiply([mixtures[m] for m in order]).mixture.log_density(theta)
+        np.testing.assert_allclose(again, reference, atol=1e-11)
+
+
+def transformed(mixture, scale, shift):
+    _, means, covariances = dense(mixture)
+    return GaussianMixture.from_covariances(means * scale + shift, covariances * scale**2, mixture.weights)
+
+
+@pytest.mark.parametrize("way", [Exact(), Chain(num_samples=400), Subset(num_samples=50), Anchored(num_samples=400)])
+def test_shift_and_scale_of_theta_go_through(way):
+    mixtures = [mixture.to(Full()) for mixture in shards("full", (3,) * 5, 2)]
+    scale, shift = 3.0, np.array([5.0, -2.0])
+    moved = [transformed(mixture, scale, shift) for mixture in mixtures]
+    one, other = multiply(mixtures, way, seed=2), multiply(moved, way, seed=2)
+    np.testing.assert_allclose(other.mixture.means, one.mixture.means * scale + shift, atol=1e-9)
+    np.testing.assert_allclose(other.mixture.covariance(), one.mixture.covariance() * scale**2, rtol=1e-8)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_splitting_a_gaussians_precision_over_two_shards_changes_nothing(structure):
+    whole = shards(structure, (1, 3, 2), 2)
+    gaussian = whole[0]
+    half = GaussianMixture(gaussian.log_weights, gaussian.means, gaussian.roots / np.sqrt(2), gaussian.structure)
+    theta = np.random.default_rng(0).normal(size=(10, 2))
+    reference = multiply(whole).mixture.log_density(theta)
+    np.testing.assert_allclose(multiply([half, half, *whole[1:]]).mixture.log_density(theta), reference, atol=1e-11)
+
+
+@pytest.mark.parametrize("way", [Exact(), Chain(num_samples=100), Subset(num_samples=50), Anchored(num_samples=100)])
+def test_the_users_x64_setting_does_not_change_the_answer(way):
+    mixtures = shards("full", (3,) * 5, 2)
+    assert not jax.config.jax_enable_x64
+    off = multiply(mixtures, way, seed=1)
+    assert not jax.config.jax_enable_x64
+    with jax.enable_x64(True):
+        on = multiply(shards("full", (3,) * 5, 2), way, seed=1)
+    assert off.mixture.means.dtype == np.float64
+    assert np.array_equal(off.mixture.means, on.mixture.means)
+    assert np.array_equal(off.mixture.log_weights, on.mixture.log_weights)
+    theta = np.ones((3, 2))
+    with jax.enable_x64(True):
+        density = on.mixture.log_density(theta)
+    assert np.array_equal(off.mixture.log_density(theta), density)
+    assert off.mixture.log_density(theta).dtype == np.float64
+
+
+@pytest.mark.parametrize("way", [Chain(num_samples=100), Subset(num_samples=50), Anchored(num_samples=100)])
+def test_the_seed_decides(way):
+    mixtures = shards("spherical", (4,) * 6, 2)
+    one, same, other = (multiply(mixtures, way, seed=s).mixture.means for s in (1, 1, 2))
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_bad_mixing_is_said():
+    far = [GaussianMixture.from_covariances([[-50.0], [50.0]], [1.0, 1.0])] * 8
+    chain = multiply(far, Chain(num_samples=400))
+    assert not chain.status.ok
+    assert "Anchored()" in chain.status.text
+    assert chain.diagnostics.r_hat_means > 1.1
+    few = multiply(shards("spherical", (8,) * 8, 30, spread=3.0), Anchored(num_samples=300, num_anchors=1, rounds=1))
+    assert few.diagnostics.ess < 100
+    assert not few.status.ok
+    assert "num_anchors" in few.status.text
