@@ -28,6 +28,7 @@ from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.product.result import Product, ProductMixture, Status
 from epvi.hub.product.stack import Components, Stack, check_memory, finish, stack
 from epvi.mixture import GaussianMixture
+from epvi.structure import Structure
 
 # Steps of every chain that are compiled as one stretch.
 _STRETCH = 1024
@@ -183,26 +184,44 @@ def _begin(stacked: Stack, index: Int[AnyArray, " M"], log_w: Float[AnyArray, ""
     return _State(index, precision, eta, log_w)
 
 
-def _move(stacked: Stack, state: _State, step: _Step) -> tuple[_State, AnyArray]:
+class _Entry(NamedTuple):
+    """What the mixtures hold of one component."""
+
+    log_mass: Float[AnyArray, ""]
+    mean: Float[AnyArray, " d"]
+    eta: Float[AnyArray, " d"]
+    precision: Float[AnyArray, "*packed"]
+
+
+def _as_table(stacked: Stack) -> Float[AnyArray, "M K numbers"]:
+    """Every component's numbers side by side, so that a step reads two stretches of memory however large M is."""
+    log_mass = (stacked.log_weights + stacked.half_log_dets)[:, :, None]
+    packed = stacked.precisions.reshape(*log_mass.shape[:2], -1)
+    return jnp.concatenate([log_mass, stacked.means, stacked.etas, packed], axis=2)
+
+
+def _read(row: Float[AnyArray, " numbers"], d: int, packed_shape: tuple[int, ...]) -> _Entry:
+    return _Entry(row[0], row[1 : d + 1], row[d + 1 : 2 * d + 1], row[2 * d + 1 :].reshape(packed_shape))
+
+
+def _move(structure: Structure, table: AnyArray, state: _State, step: _Step) -> tuple[_State, AnyArray]:
     """One step of one chain, and whether its proposal was accepted."""
-    structure, d, m = stacked.structure, stacked.dim, step.shard
+    m, d = step.shard, state.eta.high.shape[0]
     k = state.indices[m]
-    precision = state.precision.plus(-stacked.precisions[m, k])
-    eta = state.eta.plus(-stacked.etas[m, k])
+    old, new = (_read(table[m, at], d, structure.packed_shape(d)) for at in (k, step.proposal))
+    precision, eta = state.precision.plus(-old.precision), state.eta.plus(-old.eta)
     rest, rest_mean = precision.high, structure.solve(structure.root(precision.high), eta.high)
 
-    def log_weight(component: AnyArray) -> AnyArray:
-        total, _, q = structure.fuse(rest, rest_mean, stacked.precisions[m, component], stacked.means[m, component])
-        fused = structure.half_log_det(structure.root(total), d)
-        return stacked.log_weights[m, component] + stacked.half_log_dets[m, component] - fused - 0.5 * q
+    def log_weight(entry: _Entry) -> AnyArray:
+        total, _, q = structure.fuse(rest, rest_mean, entry.precision, entry.mean)
+        return entry.log_mass - structure.half_log_det(structure.root(total), d) - 0.5 * q
 
-    log_ratio = log_weight(step.proposal) - log_weight(k)
+    log_ratio = log_weight(new) - log_weight(old)
     accept = step.log_u < log_ratio
-    now = jnp.where(accept, step.proposal, k)
-    precision = precision.plus(stacked.precisions[m, now])
-    eta = eta.plus(stacked.etas[m, now])
+    now = jax.tree.map(lambda one, other: jnp.where(accept, one, other), new, old)
+    indices = jnp.asarray(state.indices).at[m].set(jnp.where(accept, step.proposal, k))
     log_w = state.log_w + jnp.where(accept, log_ratio, 0.0)
-    return _State(jnp.asarray(state.indices).at[m].set(now), precision, eta, log_w), accept
+    return _State(indices, precision.plus(now.precision), eta.plus(now.eta), log_w), accept
 
 
 def _run(stacked: Stack, key: AnyArray, plan: _Plan) -> _Run:
@@ -234,9 +253,11 @@ def _walk(
 ) -> tuple[_State, tuple]:
     """`rows` times `thin` steps of every chain."""
     steps = _draw_steps(stacked, jax.random.fold_in(*seed), (rows, plan.thin, plan.num_chains))
+    table = _as_table(stacked)
+    move = jax.vmap(lambda s, r: _move(stacked.structure, table, s, r))
 
     def keep(state: _State, steps: _Step) -> tuple[_State, tuple]:
-        state, accepted = jax.lax.scan(jax.vmap(lambda s, r: _move(stacked, s, r)), state, steps)
+        state, accepted = jax.lax.scan(move, state, steps)
         index = state.indices if plan.keep_index else None
         return state, (Components(state.log_w, state.eta.high, state.precision.high), index, jnp.mean(accepted))
 

@@ -76,9 +76,9 @@ def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> Modes:
 
 def _starts(stacked: Stack, key: AnyArray) -> Float[np.ndarray, "n d"]:
     """The means of all components of shards picked at random, and the centre; always as many, for one compilation."""
-    real = np.isfinite(np.asarray(stacked.log_weights))
-    shuffled = np.asarray(jax.random.permutation(key, stacked.num_shards))
-    means = np.concatenate([np.asarray(stacked.means[m])[real[m]] for m in shuffled[:_STARTS]])[: _STARTS - 1]
+    means, real = np.asarray(stacked.means), np.isfinite(np.asarray(stacked.log_weights))
+    shuffled = np.asarray(jax.random.permutation(key, stacked.num_shards))[:_STARTS]
+    means = means[shuffled][real[shuffled]][: _STARTS - 1]
     starts = np.zeros((_STARTS, stacked.dim))
     starts[: len(means)] = means
     return starts

@@ -73,8 +73,8 @@ class Stack(eqx.Module):
 def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
     """Stack mixtures of the same dimension, whatever their K and structure."""
     structure = max((mixture.structure for mixture in mixtures), key=lambda s: s.rank)
-    mixtures = [mixture.to(structure) for mixture in mixtures]
-    counts = np.asarray([mixture.num_components for mixture in mixtures])
+    mixtures = [mixture if mixture.structure == structure else mixture.to(structure) for mixture in mixtures]
+    counts = np.asarray([mixture.num_components for mixture in mixtures], np.int32)
     shape = (len(mixtures), int(counts.max()))
     d = mixtures[0].dim
     log_weights = np.full(shape, -np.inf)
@@ -109,17 +109,17 @@ def check(mixtures: Sequence[GaussianMixture]) -> None:
         raise EpviError("there are no mixtures to multiply: pass at least one.")
     if is_traced(list(mixtures)):
         raise EpviError("mixtures are being traced by JAX: call multiply outside jit and vmap.")
-    d = mixtures[0].dim
+    d = mixtures[0].means.shape[1]
     for m, mixture in enumerate(mixtures):
-        if mixture.dim != d:
+        if mixture.means.shape[1] != d:
             raise EpviError(
                 f"mixture {m} has {mixture.dim} dimensions, mixture 0 has {d}: all must be over the same parameters."
             )
-        arrays = mixture.means, mixture.roots, mixture.weights
-        if not all(np.all(np.isfinite(array)) for array in arrays):
+        if not (np.isfinite(mixture.means).all() and np.isfinite(mixture.roots).all()):
             raise EpviError(f"mixture {m} has NaN or infinite parameters: fit or make it again.")
-        if abs(float(np.sum(mixture.weights)) - 1) > 1e-6:
-            raise EpviError(f"mixture {m}'s weights sum to {np.sum(mixture.weights):.6g}, not to 1: normalise them.")
+        total = np.exp(mixture.log_weights).sum()
+        if not abs(total - 1) <= 1e-6:
+            raise EpviError(f"mixture {m}'s weights sum to {total:.6g}, not to 1: normalise them.")
 
 
 @eqx.filter_jit
