@@ -1,7 +1,8 @@
 """Four ways to multiply mixtures, against enumeration of the paper's formulas in plain NumPy."""
 
 import itertools
-from concurrent.futures import ThreadPoolExecutor
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import jax
 import numpy as np
@@ -104,10 +105,13 @@ def test_subset_that_cuts_nothing_is_exact():
 def test_subset_gives_the_same_on_any_executor():
     mixtures = shards("full", (4,) * 9, 2)
     alone = multiply(mixtures, Subset(num_samples=50), seed=3)
-    with ThreadPoolExecutor(3) as executor:
-        together = multiply(mixtures, Subset(num_samples=50), seed=3, executor=executor)
-    assert np.array_equal(alone.mixture.means, together.mixture.means)
-    assert np.array_equal(alone.log_normaliser.value, together.log_normaliser.value)
+    threads = ThreadPoolExecutor(3)
+    processes = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+    for pool in (threads, processes):
+        with pool as executor:
+            together = multiply(mixtures, Subset(num_samples=50), seed=3, executor=executor)
+        assert np.array_equal(alone.mixture.means, together.mixture.means)
+        assert np.array_equal(alone.log_normaliser.value, together.log_normaliser.value)
 
 
 def test_the_chain_visits_indices_in_proportion_to_their_weights():
