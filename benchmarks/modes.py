@@ -36,7 +36,7 @@ def true_mass(shards: list[epvi.GaussianMixture]) -> float:
     """The product's mass where θ_1 > 0, by quadrature over θ_1."""
 
     def log_product(t: float) -> float:
-        logs = [np.logaddexp(*(q.log_weights - 0.5 * (t - q.means[:, 0]) ** 2)) for q in shards]
+        logs = [np.logaddexp.reduce(np.asarray(q.log_weights - 0.5 * (t - q.means[:, 0]) ** 2)) for q in shards]
         return float(np.sum(logs))
 
     top = max(log_product(-2.0), log_product(2.0))

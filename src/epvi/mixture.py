@@ -108,24 +108,24 @@ class GaussianMixture(eqx.Module):
 
     @property
     def num_components(self) -> int:
-        """K."""
+        """The number K of components."""
         return self.means.shape[0]
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The dimension d of θ."""
         return self.means.shape[1]
 
     @property
     def weights(self) -> Float[AnyArray, " K"]:
-        """w_k."""
+        """The weights w_k."""
         return jnp.exp(self.log_weights) if is_traced(self.log_weights) else np.exp(self.log_weights)
 
     def __repr__(self) -> str:
         return f"GaussianMixture(K={self.num_components}, d={self.dim}, {type(self.structure).__name__})"
 
     def log_density(self, theta: ArrayLike) -> Float[AnyArray, "*batch"]:
-        """Log q(θ) for θ of shape (..., d)."""
+        """log q(θ) for θ of shape (..., d)."""
         return _log_density(self, validation.points(theta, self.dim))
 
     def density(self, theta: ArrayLike) -> Float[AnyArray, "*batch"]:

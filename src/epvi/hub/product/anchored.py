@@ -29,7 +29,7 @@ from epvi.hub.product.stack import Stack, check_memory, finish, stack
 from epvi.mixture import Estimate, GaussianMixture
 from epvi.structure import Structure
 
-# The modes' share of the proposal in every round, and the share of it all that the least mode has at first.
+# What is spread evenly over the modes: this share of the anchors in every round, and of the Gaussians at the first.
 _MODES_SHARE = 0.1
 # Draws that are made together, at most, and the numbers that their components may take.
 _CHUNK = 1024
@@ -105,11 +105,12 @@ class Anchored(Product):
         log_z = np.max(log_weights) + np.log(np.mean(np.exp(log_weights - np.max(log_weights))))
         # By the delta method: sd(ω / mean ω) / √S.
         relative = np.std(weights * len(weights), ddof=1) / np.sqrt(len(weights))
-        return ProductMixture(drawn.mixture, Estimate(log_z, relative), diagnostics, self._status(diagnostics))
+        log_normaliser = Estimate(np.asarray(log_z), np.asarray(relative))
+        return ProductMixture(drawn.mixture, log_normaliser, diagnostics, self._status(diagnostics))
 
     def _status(self, found: AnchoredDiagnostics) -> Status:
         size = f"{found.ess:,.0f} effective of {self.num_samples:,} draws, {found.num_modes} modes"
-        if found.ess < min(100.0, self.num_samples / 2) or found.ess < 0.02 * self.num_samples:
+        if found.ess < min(100.0, self.num_samples / 2) or found.ess < 0.05 * self.num_samples:
             remedy = "raise num_anchors, rounds or num_samples, or merge the shards' components first (reduce)."
             return Status(False, f"the weights are uneven ({size}): {remedy}")
         return Status(True, f"sampled: {size}.")
@@ -214,7 +215,8 @@ def _propose(
     def block(log_products: AnyArray, at: tuple[_Table, AnyArray]) -> tuple[AnyArray, AnyArray]:
         here, uniform = at
         cumulative = here.cumulative[which]
-        index = jnp.sum(uniform[:, :, None] * cumulative[:, :, -1:] > cumulative, axis=-1)
+        # u in (0, 1], so that neither end can pick a component of no probability.
+        index = jnp.sum((1 - uniform)[:, :, None] * cumulative[:, :, -1:] > cumulative, axis=-1)
         one_hot = jax.nn.one_hot(index, k).reshape(s, -1)
         return log_products + one_hot @ here.log_p.reshape(a, -1).T, index
 

@@ -111,7 +111,7 @@ def pairs(structure: Structure, left: Components, right: Components) -> Componen
 
 @eqx.filter_jit
 def pair_log_weights(stacked: Stack, left: Components, right: Components) -> AnyArray:
-    """Log W of all pairs, without holding their parameters."""
+    """log W of all pairs, without holding their parameters."""
     structure, d = stacked.structure, stacked.dim
 
     def weight(a: Components, b: Components) -> AnyArray:

@@ -42,12 +42,12 @@ class Stack(eqx.Module):
 
     @property
     def num_shards(self) -> int:
-        """M."""
+        """The number M of mixtures."""
         return self.means.shape[0]
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The dimension d of θ."""
         return self.means.shape[2]
 
     def only(self, shards: np.ndarray) -> "Stack":

@@ -24,7 +24,7 @@ from epvi.hub.product.chain import Chain
 from epvi.hub.product.exact import fuse, halves, pair_log_weights, pairs
 from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture, Status
-from epvi.hub.product.stack import Components, Stack, finish, reweighted, stack
+from epvi.hub.product.stack import Components, Stack, check_memory, finish, reweighted, stack
 from epvi.mixture import Estimate, GaussianMixture
 
 
@@ -57,6 +57,7 @@ class Subset(Product):
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
         """At most `num_samples` components; weighted while everything was enumerated, else equally weighted."""
+        check_memory(self.num_samples, mixtures)
         waiting, history = list(mixtures), []
         while len(waiting) > 1:
             key, round_key = jax.random.split(key)
