@@ -179,7 +179,7 @@ def anchored_rows(repeats: int) -> list[dict]:
 def large_row(name: str, made: list[epvi.GaussianMixture], way: epvi.Anchored) -> list[dict]:
     runs = alternate(1, {"epvi": lambda: epvi.multiply(made, way, seed=0)})
     found = runs["epvi"]["result"].diagnostics
-    return [row(name, runs["epvi"], note=f"ESS {found.ess:,.0f}, {found.num_modes} modes")]
+    return [row(name, runs["epvi"], note=f"ESS {found.ess:,.0f}, modes: {found.num_modes}")]
 
 
 def many_shards_rows(repeats: int) -> list[dict]:

@@ -179,6 +179,14 @@ def test_past_its_budget_exact_says_what_to_use_instead():
         multiply(mixtures[:10], Exact(max_gigabytes=0.01))
 
 
+def test_padding_many_small_mixtures_to_a_huge_one_is_refused():
+    huge = GaussianMixture.from_draws(np.zeros((50_000, 2)), 1.0)
+    small = [GaussianMixture.from_covariances(np.zeros((2, 2)), np.ones(2))] * 3000
+    for way in (Anchored(), Chain()):
+        with pytest.raises(EpviError, match=r"mixture 3000\) down with reduce"):
+            multiply([*small, huge], way)
+
+
 def test_results_too_large_for_memory_are_refused_before_they_are_made():
     mixtures = [GaussianMixture.from_covariances(np.zeros((4, 300)), np.tile(np.eye(300), (4, 1, 1)))] * 8
     with pytest.raises(EpviError, match="GB"):

@@ -109,7 +109,8 @@ class Anchored(Product):
         return ProductMixture(drawn.mixture, log_normaliser, diagnostics, self._status(diagnostics))
 
     def _status(self, found: AnchoredDiagnostics) -> Status:
-        size = f"{found.ess:,.0f} effective of {self.num_samples:,} draws, {found.num_modes} modes"
+        modes = f"{found.num_modes} mode" + ("s" if found.num_modes > 1 else "")
+        size = f"{found.ess:,.0f} effective of {self.num_samples:,} draws, {modes}"
         if found.ess < min(100.0, self.num_samples / 2) or found.ess < 0.05 * self.num_samples:
             remedy = "raise num_anchors, rounds or num_samples, or merge the shards' components first (reduce)."
             return Status(False, f"the weights are uneven ({size}): {remedy}")

@@ -19,6 +19,9 @@ from epvi.float64 import AnyArray, is_traced
 from epvi.mixture import LOG_2PI, GaussianMixture
 from epvi.structure import Structure
 
+# What a stack, or the components of a product, may take.
+_MAX_GIGABYTES = 4.0
+
 
 class Components(NamedTuple):
     """Product components in the user's coordinates: log W without its −½log|Λ| + ½(1 − M) d log 2π, μ, packed Λ."""
@@ -77,6 +80,7 @@ def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
     counts = np.asarray([mixture.num_components for mixture in mixtures], np.int32)
     shape = (len(mixtures), int(counts.max()))
     d = mixtures[0].dim
+    _check_padding(mixtures, counts)
     log_weights = np.full(shape, -np.inf)
     means = np.broadcast_to(mixtures[0].means[0], (*shape, d)).copy()
     unit = np.eye(d) if len(structure.packed_shape(d)) == 2 else np.ones(structure.packed_shape(d))
@@ -86,6 +90,18 @@ def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
         means[m, : counts[m]] = mixture.means
         roots[m, : counts[m]] = mixture.roots
     return _centred(structure, log_weights, means, roots, counts)
+
+
+def _check_padding(mixtures: Sequence[GaussianMixture], counts: np.ndarray) -> None:
+    """Refuse to pad many small mixtures to the size of a few huge ones."""
+    numbers = 2 * mixtures[0].means[0].size + 2 * mixtures[0].roots[0].size
+    gigabytes = 8e-9 * numbers * len(counts) * int(counts.max())
+    if gigabytes > _MAX_GIGABYTES:
+        largest = int(np.argmax(counts))
+        raise EpviError(
+            f"{len(counts):,} mixtures of up to {counts.max():,} components need about {gigabytes:.0f} GB side by side,"
+            f" over the budget of {_MAX_GIGABYTES:g} GB: cut the largest (mixture {largest}) down with reduce first."
+        )
 
 
 @eqx.filter_jit
@@ -137,7 +153,9 @@ def reweighted(mixture: GaussianMixture, log_weights: Float[AnyArray, " n"]) -> 
     return GaussianMixture(jax.nn.log_softmax(log_weights), mixture.means, mixture.roots, mixture.structure)
 
 
-def check_memory(num_components: int, mixtures: Sequence[GaussianMixture], max_gigabytes: float = 4.0) -> None:
+def check_memory(
+    num_components: int, mixtures: Sequence[GaussianMixture], max_gigabytes: float = _MAX_GIGABYTES
+) -> None:
     """Refuse a result that would not fit: so many components with means, precisions and roots."""
     numbers = max(mixture.means[0].size + 2 * mixture.roots[0].size for mixture in mixtures)
     gigabytes = 8e-9 * numbers * num_components
