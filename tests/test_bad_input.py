@@ -1,14 +1,23 @@
 """Bad input: each kind gets one clear sentence."""
 
+import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from epvi import Anchored, Chain, EpviError, Exact, GaussianMixture, Subset, multiply
+from epvi import Anchored, Chain, EpviError, Exact, Full, GaussianMixture, Subset, multiply
 
 sizes = st.integers(1, 5)
+
+
+@pytest.fixture
+def untyped():
+    """As a user has it: without the type checker of the tests, so that epvi's own sentences answer."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def one_sentence(error):
@@ -125,11 +134,14 @@ def test_an_empty_mixture_is_refused():
         GaussianMixture.from_covariances(np.zeros((0, 2)), np.zeros(0))
 
 
+@pytest.mark.usefixtures("untyped")
 def test_points_and_coordinates_are_checked():
     mixture = GaussianMixture.from_covariances(np.zeros((2, 3)), np.ones(2))
     with pytest.raises(EpviError, match="theta has shape"):
         mixture.log_density(np.zeros(2))
-    for coordinates in ([], [0, 0], [3], [-1]):
+    with pytest.raises(EpviError, match="theta cannot be read"):
+        mixture.log_density("abc")
+    for coordinates in ([], [0, 0], [3], [-1], [0.7], 0):
         with pytest.raises(EpviError, match="coordinates are"):
             mixture.marginal(coordinates)
     with pytest.raises(EpviError, match="all coordinates are given"):
@@ -161,9 +173,67 @@ def test_settings_are_checked(make):
         make()
 
 
+@pytest.mark.usefixtures("untyped")
+def test_multiply_says_what_it_wants():
+    good = [GaussianMixture.from_covariances(np.zeros((2, 2)), np.ones(2))] * 2
+    for product in ("exact", Exact, 3):
+        with pytest.raises(EpviError, match="with its brackets"):
+            multiply(good, product)
+        with pytest.raises(EpviError, match="with its brackets"):
+            multiply(good[:1], product)
+    for mixtures in (good[0], None, 3):
+        with pytest.raises(EpviError, match="pass a list"):
+            multiply(mixtures)
+    for mixtures in ([np.zeros(2)], {"a": good[0]}, "ab"):
+        with pytest.raises(EpviError, match="mixture 0 is a"):
+            multiply(mixtures)
+    assert multiply(mixture for mixture in good).mixture.num_components == 4
+    with pytest.raises(EpviError, match="with its brackets"):
+        good[0].to(Full)
+    with pytest.raises(EpviError, match="with its brackets"):
+        Subset(chain=Chain)
+    for budget in ("4", np.nan, 0):
+        with pytest.raises(EpviError, match="max_gigabytes"):
+            Exact(max_gigabytes=budget)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_numpy_integers_are_counts_too():
+    good = [GaussianMixture.from_covariances(np.arange(6.0).reshape(3, 2), np.ones(3))] * 3
+    ways = [
+        Anchored(num_samples=np.int64(100), num_anchors=np.int32(16), rounds=np.int8(2)),
+        Chain(num_samples=np.int16(40), num_chains=np.int32(4), thin=np.int8(3)),
+        Subset(num_samples=np.int32(10)),
+    ]
+    for way in ways:
+        assert np.all(np.isfinite(multiply(good, way).mixture.means))
+    assert good[0].sample(np.int64(3), seed=0).shape == (3, 2)
+    assert good[0].reduce(np.int64(2)).num_components == 2
+    assert np.isfinite(good[0].entropy(np.int32(30), seed=0).value)
+
+
+def test_scales_that_leave_float64_are_refused():
+    for variance in (1e-310, 1e-200, 1e200):
+        for shape in ((2,), (2, 3), (2, 3, 3)):
+            covariances = variance * (np.tile(np.eye(3), (2, 1, 1)) if len(shape) == 3 else np.ones(shape))
+            with pytest.raises(EpviError, match="rescale"):
+                GaussianMixture.from_covariances(np.zeros((2, 3)), covariances)
+    far = [GaussianMixture.from_covariances([[m * 1e200]], [1e-150]) for m in range(2)]
+    with pytest.raises(EpviError, match="range of float64"):
+        multiply(far)
+    with pytest.raises(EpviError, match="no density at these values"):
+        GaussianMixture.from_covariances(np.zeros((2, 2)), np.ones(2)).condition([0], [1e200])
+
+
+def test_complex_numbers_are_refused():
+    with pytest.raises(EpviError, match="means cannot be read"):
+        GaussianMixture.from_covariances(np.zeros((1, 2)) + 1j, np.ones(1))
+
+
+@pytest.mark.usefixtures("untyped")
 def test_seeds_are_checked():
     mixture = GaussianMixture.from_covariances(np.zeros((2, 3)), np.ones(2))
-    for seed in (-1, 2**40, np.zeros(3), np.zeros(2)):
+    for seed in (-1, 2**40, np.zeros(3), np.zeros(2), None, "a", 1.0):
         with pytest.raises(EpviError, match="seed"):
             mixture.sample(2, seed=seed)
 
@@ -175,6 +245,8 @@ def test_past_its_budget_exact_says_what_to_use_instead():
     text = one_sentence(error)
     for word in ("K = 4", "M = 30", "10^18", "1,000", "Anchored()", "max_components"):
         assert word in text
+    with pytest.raises(EpviError, match=r"10\^4335"):
+        multiply(mixtures * 240, Exact())
     with pytest.raises(EpviError, match="GB"):
         multiply(mixtures[:10], Exact(max_gigabytes=0.01))
 

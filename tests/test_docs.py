@@ -14,11 +14,15 @@ def code_blocks(path):
     return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), flags=re.DOTALL)
 
 
-def test_the_readmes_code_runs():
-    blocks = code_blocks("README.md")
-    assert blocks
-    for block in blocks:
-        subprocess.run([sys.executable, "-W", "error", "-c", block], check=True)
+def effective(text):
+    return float(re.search(r"sampled: (?:about )?([\d,]+) effective", text).group(1).replace(",", ""))
+
+
+def test_the_readmes_code_runs_and_prints_what_it_says():
+    (block,) = code_blocks("README.md")
+    command = [sys.executable, "-W", "error", "-c", block]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert abs(effective(printed) / effective(block) - 1) < 0.2
 
 
 def test_the_demo_draws_its_picture(tmp_path):

@@ -116,6 +116,19 @@ def test_natural_parameters_there_and_back(mixture):
     np.testing.assert_allclose(back.roots, mixture.roots, rtol=1e-11, atol=1e-13)
 
 
+def test_natural_parameters_are_checked():
+    mixture = random_mixture(np.random.default_rng(5), "full", K, D)
+    natural = mixture.to_natural()
+    with pytest.raises(EpviError, match="weights sum to 3"):
+        GaussianMixture.from_natural(natural._replace(log_weights=np.zeros(K)), Full())
+    with pytest.raises(EpviError, match="precisions has shape"):
+        GaussianMixture.from_natural(natural, Diagonal())
+    broken = np.array(natural.eta)
+    broken[0, 0] = np.nan
+    with pytest.raises(EpviError, match="eta has 1 NaN"):
+        GaussianMixture.from_natural(natural._replace(eta=broken), Full())
+
+
 def test_natural_parameters_without_a_density_are_refused():
     natural = NaturalParameters(np.zeros(1), np.ones((1, 2)), np.diag([1.0, -1.0])[None])
     with pytest.raises(EpviError, match=r"component 0 .* positive-definite"):
@@ -202,16 +215,26 @@ def test_works_under_jit_vmap_and_grad(mixture):
         means = jax.vmap(lambda q: q.mean())(stacked)
         drawn = jax.jit(lambda q, key: q.sample(4, seed=key))(mixture, jax.random.key(0))
         entropy = jax.jit(lambda q: q.entropy_bound())(mixture)
-        small = jax.jit(lambda q: q.reduce(1).marginal([0]).condition.__self__.mean())(mixture)
+        small = jax.jit(lambda q: q.reduce(1).marginal([0]).mean())(mixture)
+        given = jax.jit(lambda q, value: q.condition([1], value).mean())(mixture, np.ones(1))
     np.testing.assert_allclose(compiled, mixture.log_density(theta), rtol=1e-12)
     np.testing.assert_allclose(mapped, mixture.log_density(theta), rtol=1e-12)
     np.testing.assert_allclose(means[1], mixture.mean(), rtol=1e-12)
     np.testing.assert_allclose(drawn, mixture.sample(4, seed=0), rtol=1e-12)
     np.testing.assert_allclose(entropy, mixture.entropy_bound(), rtol=1e-12)
     np.testing.assert_allclose(small, mixture.mean()[:1], rtol=1e-9)
+    np.testing.assert_allclose(given, mixture.condition([1], np.ones(1)).mean(), rtol=1e-10)
     step = 1e-6 * np.eye(D)
     numeric = (mixture.log_density(theta[0] + step) - mixture.log_density(theta[0] - step)) / 2e-6
     np.testing.assert_allclose(gradient, numeric, rtol=1e-5, atol=1e-7)
+
+
+def test_inside_a_users_trace_without_x64_it_works_in_float32(mixture):
+    theta = np.random.default_rng(1).normal(size=(5, D))
+    compiled = jax.jit(lambda q, points: q.log_density(points))(mixture, theta)
+    assert compiled.dtype == np.float32
+    np.testing.assert_allclose(compiled, mixture.log_density(theta), rtol=1e-4)
+    np.testing.assert_allclose(jax.jit(lambda q: q.mean())(mixture), mixture.mean(), rtol=1e-4)
 
 
 def test_immutable(mixture):

@@ -142,6 +142,65 @@ def test_the_chain_visits_indices_in_proportion_to_their_weights():
     np.testing.assert_allclose(product.mixture.roots, exact.mixture.roots[codes], rtol=1e-12)
 
 
+def test_zero_weights_are_never_chosen_and_do_not_blind_the_diagnostics():
+    rng = np.random.default_rng(4)
+    whole, without = [], []
+    for _ in range(6):
+        means, variances, weights = rng.normal(size=(4, 2)), rng.uniform(0.5, 2, 4), np.array([0.5, 0.0, 0.2, 0.3])
+        keep = weights > 0
+        whole.append(GaussianMixture.from_covariances(means, variances, weights))
+        without.append(GaussianMixture.from_covariances(means[keep], variances[keep], weights[keep]))
+    exact = multiply(without, Exact())
+    np.testing.assert_allclose(multiply(whole, Exact()).log_normaliser.value, exact.log_normaliser.value, atol=1e-10)
+    chain = multiply(whole, Chain(num_samples=4000, keep_index=True), seed=1)
+    assert not np.any(chain.diagnostics.index == 1)
+    assert chain.diagnostics.ess_log_weight < 4000
+    assert 1 < chain.diagnostics.r_hat_log_weight < 1.5
+    anchored = multiply(whole, Anchored(), seed=1)
+    assert abs(anchored.log_normaliser.value - exact.log_normaliser.value) < 5 * anchored.log_normaliser.standard_error
+
+
+def test_the_acceptance_rate_is_that_of_the_visited_states():
+    """In equilibrium a proposal is accepted with probability Σ_k π_k Σ_m Σ_c min(1, π_c/π_k) / (M K)."""
+    counts = (2, 3)
+    mixtures = shards("spherical", counts, 2, seed=9)
+    weights, _, _ = product_moments(*enumerate_product(mixtures))
+    pi = weights.reshape(counts)
+    expected = 0.0
+    for i, j in np.ndindex(*counts):
+        expected += 0.5 * pi[i, j] * np.mean(np.minimum(1, pi[:, j] / pi[i, j]))
+        expected += 0.5 * pi[i, j] * np.mean(np.minimum(1, pi[i, :] / pi[i, j]))
+    rates = [
+        multiply(mixtures, Chain(num_samples=4000, thin=10), seed=s).diagnostics.acceptance_rate for s in range(10)
+    ]
+    assert abs(np.mean(rates) - expected) < 6.6 * np.std(rates, ddof=1) / np.sqrt(10)  # t_9 at 4 sigma
+
+
+def test_shards_with_one_component_are_folded_without_a_trace():
+    counts = (1, 3, 1, 1, 2, 1, 4)
+    mixtures = shards("full", counts, 2, seed=6)
+    log_ws, means, _ = enumerate_product(mixtures)
+    exact = multiply(mixtures, Exact())
+    np.testing.assert_allclose(exact.mixture.log_weights, log_ws - np.logaddexp.reduce(log_ws), atol=1e-9)
+    np.testing.assert_allclose(exact.mixture.means, means, atol=1e-9)
+    np.testing.assert_allclose(exact.log_normaliser.value, np.logaddexp.reduce(log_ws), atol=1e-9)
+    anchored = multiply(mixtures, Anchored(), seed=3).log_normaliser
+    assert abs(anchored.value - exact.log_normaliser.value) < 5 * anchored.standard_error
+    subset = multiply(mixtures, Subset())
+    np.testing.assert_allclose(subset.log_normaliser.value, exact.log_normaliser.value, atol=1e-9)
+
+
+def test_one_huge_shard_among_single_ones_is_exact_and_small():
+    rng = np.random.default_rng(0)
+    single = [random_mixture(rng, "diagonal", 1, 19) for _ in range(999)]
+    huge = random_mixture(rng, "diagonal", 3000, 19)
+    product = multiply([*single, huge])
+    assert product.mixture.num_components == 3000
+    theta = product.mixture.mean()
+    expected = sum(q.log_density(theta) for q in (*single, huge)) - product.log_normaliser.value
+    np.testing.assert_allclose(product.mixture.log_density(theta), expected, atol=1e-6)
+
+
 def test_the_papers_chain_keeps_every_step():
     mixtures = shards("diagonal", (3, 4, 2), 2)
     product = multiply(mixtures, Chain(num_samples=60, burn_in=0, num_chains=2, thin=1, keep_index=True), seed=1)

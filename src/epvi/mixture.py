@@ -83,6 +83,8 @@ class GaussianMixture(eqx.Module):
     @classmethod
     def from_natural(cls, natural: NaturalParameters, structure: Structure) -> "GaussianMixture":
         """The mixture with these natural parameters: μ_k = Λ_k⁻¹ η_k."""
+        if not is_traced(natural):
+            natural = _checked(natural, structure)
         mixture = _from_natural(natural, structure)
         if not is_traced(mixture) and not np.all(np.isfinite(mixture.means)):
             bad = int(np.argmin(np.all(np.isfinite(mixture.means), axis=1)))
@@ -135,8 +137,7 @@ class GaussianMixture(eqx.Module):
 
     def sample(self, num_samples: int, *, seed: Seed) -> Float[AnyArray, "n d"]:
         """Independent draws."""
-        validation.at_least("num_samples", num_samples, 1)
-        return _sample(self, num_samples, as_key(seed))
+        return _sample(self, validation.at_least("num_samples", num_samples, 1), as_key(seed))
 
     @in_float64
     def mean(self) -> Float[AnyArray, " d"]:
@@ -172,7 +173,10 @@ class GaussianMixture(eqx.Module):
         values = validation.points(values, len(given))
         if values.ndim != 1:
             raise EpviError(f"values has shape {values.shape}: pass one number per given coordinate.")
-        return _condition(self, given, values)
+        conditional = _condition(self, given, values)
+        if not is_traced(conditional) and np.any(np.isnan(conditional.log_weights)):
+            raise EpviError("the mixture has no density at these values, even in logarithms: check them.")
+        return conditional
 
     @in_float64
     def entropy_bound(self) -> Float[AnyArray, ""]:
@@ -182,8 +186,8 @@ class GaussianMixture(eqx.Module):
         half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(self.roots)
 
         def log_overlap(k: AnyArray, j: AnyArray) -> AnyArray:
-            total, _, q = structure.fuse(precisions[k], self.means[k], precisions[j], self.means[j])
-            fused = structure.half_log_det(structure.root(total), d)
+            _, root, _, q = structure.fuse(precisions[k], self.means[k], precisions[j], self.means[j])
+            fused = structure.half_log_det(root, d)
             return half_log_dets[k] + half_log_dets[j] - fused - 0.5 * q - 0.5 * d * LOG_2PI
 
         def log_average_overlap(k: AnyArray) -> AnyArray:
@@ -193,8 +197,7 @@ class GaussianMixture(eqx.Module):
 
     def entropy(self, num_samples: int = 1000, *, seed: Seed) -> Estimate:
         """−E log q by Monte Carlo."""
-        validation.at_least("num_samples", num_samples, 2)
-        return _entropy(self, num_samples, as_key(seed))
+        return _entropy(self, validation.at_least("num_samples", num_samples, 2), as_key(seed))
 
     @in_float64
     def to_natural(self) -> NaturalParameters:
@@ -204,6 +207,8 @@ class GaussianMixture(eqx.Module):
 
     def to(self, structure: Structure) -> "GaussianMixture":
         """The same mixture in a structure that holds at least as much (`Spherical` < `Diagonal` < `Full`)."""
+        if not isinstance(structure, Structure):
+            raise EpviError(f"structure is {structure!r}: pass Spherical(), Diagonal() or Full(), with its brackets.")
         if structure.rank < self.structure.rank:
             names = type(self.structure).__name__, type(structure).__name__
             raise EpviError(f"a {names[0]} mixture does not fit into {names[1]}(): choose a structure that holds more.")
@@ -211,7 +216,7 @@ class GaussianMixture(eqx.Module):
 
     def reduce(self, num_components: int) -> "GaussianMixture":
         """At most `num_components` components, with the mean and (as far as the structure holds it) the covariance."""
-        validation.at_least("num_components", num_components, 1)
+        num_components = validation.at_least("num_components", num_components, 1)
         return self if num_components >= self.num_components else _reduce(self, num_components)
 
 
@@ -278,6 +283,17 @@ def _condition(
     shift = jnp.einsum("kij,kj->ki", coefficients, values[None] - marginal.means)
     log_weights = jax.nn.log_softmax(log_components(marginal, values))
     return GaussianMixture(log_weights, mixture.means[:, rest] - shift, roots, mixture.structure)
+
+
+def _checked(natural: NaturalParameters, structure: Structure) -> NaturalParameters:
+    eta = validation.finite_array("eta", natural.eta, ndim=2)
+    precisions = validation.finite_array("precisions", natural.precisions)
+    shape = (len(eta), *structure.packed_shape(eta.shape[1]))
+    if precisions.shape != shape:
+        raise EpviError(f"precisions has shape {precisions.shape}: for {type(structure).__name__}() pass {shape}.")
+    with np.errstate(invalid="ignore"):
+        weights = np.exp(np.asarray(natural.log_weights, np.float64))
+    return NaturalParameters(validation.log_weights(weights, len(eta)), eta, precisions)
 
 
 @in_float64

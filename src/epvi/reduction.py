@@ -28,6 +28,7 @@ class Moments(NamedTuple):
 
 class _State(NamedTuple):
     components: Moments
+    log_dets: Float[AnyArray, " K"]
     alive: Bool[AnyArray, " K"]
     costs: Float[AnyArray, "K K"]
 
@@ -48,29 +49,29 @@ def greedy_merge(structure: Structure, components: Moments, num_components: int)
     def log_det(covariance: AnyArray) -> AnyArray:
         return -2 * structure.half_log_det(structure.root_of_covariance(covariance), d)
 
-    def cost(a: Moments, b: Moments) -> AnyArray:
-        joint = merge_pair(structure, a, b)
-        return 0.5 * (
-            joint.weights * log_det(joint.covariances)
-            - a.weights * log_det(a.covariances)
-            - b.weights * log_det(b.covariances)
-        )
-
-    def costs_to_all(a: Moments, everything: Moments) -> Float[AnyArray, " K"]:
-        return jax.vmap(lambda b: cost(a, b))(everything)
+    def costs_to_all(a: Moments, log_det_a: AnyArray, everything: Moments, log_dets: AnyArray) -> AnyArray:
+        joint = jax.vmap(lambda b: merge_pair(structure, a, b))(everything)
+        parts = a.weights * log_det_a + everything.weights * log_dets
+        return 0.5 * (joint.weights * jax.vmap(log_det)(joint.covariances) - parts)
 
     def merge_cheapest(_: Int[AnyArray, ""], state: _State) -> _State:
         i, j = jnp.unravel_index(jnp.argmin(state.costs), (k, k))
         pair = [jax.tree.map(lambda x, at=at: x[at], state.components) for at in (i, j)]
         joint = merge_pair(structure, pair[0], pair[1])
         everything = jax.tree.map(lambda all_, one: all_.at[i].set(one), state.components, joint)
+        # Of the joint component from what it cost: 2B = w log|Σ| − (the pair's own).
+        own = pair[0].weights * state.log_dets[i] + pair[1].weights * state.log_dets[j]
+        weight = jnp.where(joint.weights > 0, joint.weights, 1.0)
+        log_det_joint = (2 * state.costs[i, j] + own) / weight
+        log_dets = jnp.asarray(state.log_dets).at[i].set(log_det_joint)
         alive = jnp.asarray(state.alive).at[j].set(False)
-        row = jnp.where(alive, costs_to_all(joint, everything), jnp.inf).at[i].set(jnp.inf)
+        row = jnp.where(alive, costs_to_all(joint, log_det_joint, everything, log_dets), jnp.inf).at[i].set(jnp.inf)
         costs = jnp.asarray(state.costs).at[j, :].set(jnp.inf).at[:, j].set(jnp.inf).at[i, :].set(row).at[:, i].set(row)
-        return _State(everything, alive, costs)
+        return _State(everything, log_dets, alive, costs)
 
-    costs = jax.lax.map(lambda a: costs_to_all(a, components), components)
-    start = _State(components, jnp.ones(k, bool), jnp.where(jnp.eye(k, dtype=bool), jnp.inf, costs))
+    log_dets = jax.vmap(log_det)(components.covariances)
+    costs = jax.lax.map(lambda a: costs_to_all(a[0], a[1], components, log_dets), (components, log_dets))
+    start = _State(components, log_dets, jnp.ones(k, bool), jnp.where(jnp.eye(k, dtype=bool), jnp.inf, costs))
     end = jax.lax.fori_loop(0, k - num_components, merge_cheapest, start)
     kept = jnp.argsort(~end.alive, stable=True)[:num_components]
     return jax.tree.map(lambda x: x[kept], end.components)

@@ -1,5 +1,7 @@
 """Seeds: what a user gives (an int or a JAX key) becomes the key that inner functions take."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from epvi.errors import EpviError
 Seed = int | np.integer | jax.Array | np.ndarray
 
 
-def as_key(seed: Seed) -> jax.Array:
+def as_key(seed: Any) -> jax.Array:
     """The typed JAX key for an int, a typed key, or an old-style `PRNGKey` array."""
     if isinstance(seed, int | np.integer):
         if not 0 <= seed < 2**32:
@@ -19,6 +21,6 @@ def as_key(seed: Seed) -> jax.Array:
         if seed.shape != ():
             raise EpviError(f"seed is an array of {seed.shape} keys: pass one key.")
         return seed
-    if seed.dtype == np.uint32 and seed.shape == (2,):
+    if isinstance(seed, jax.Array | np.ndarray) and seed.dtype == np.uint32 and seed.shape == (2,):
         return jax.random.wrap_key_data(jnp.asarray(seed))
     raise EpviError("seed is neither an int nor a JAX key: pass for example seed=0.")

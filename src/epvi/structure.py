@@ -4,6 +4,10 @@ A structure is a choice without data. It reads a *packed* precision Λ, shape (1
 root L (Λ = L Lᵀ, the precision-Cholesky factor). Roots are what a mixture stores, because the density, draws and
 log-determinants need them and nothing else; precisions are what a product adds up. Every method is written for
 one component; callers `vmap`. The two elementwise structures differ only in how many numbers they pack.
+
+One program must not hold two batched factorisations that do not depend on each other: jaxlib's kernels split a batch
+over XLA's threads and wait there for its parts, and as many of them at once as there are threads wait for ever. So
+factors are passed on (`fuse` gives its root) and factorisations of one step are stacked into one batch.
 """
 
 import abc
@@ -85,12 +89,18 @@ class Structure(abc.ABC):
         """A packed precision, covariance or root as a d x d matrix."""
 
     @abc.abstractmethod
-    def fuse(self, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Packed, Vector, Scalar]:
-        """The product of N(μ_a, A⁻¹) and N(μ_b, B⁻¹): its precision A + B, its mean, and Q = δᵀ(A⁻¹ + B⁻¹)⁻¹δ.
+    def meet(self, root: Packed, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Vector, Scalar]:
+        """The mean of the product of N(μ_a, A⁻¹) and N(μ_b, B⁻¹), and Q = δᵀ(A⁻¹ + B⁻¹)⁻¹δ with δ = μ_b − μ_a.
 
-        With δ = μ_b − μ_a, the product's mass is exp(½log|A| + ½log|B| − ½log|A + B| − ½Q − (d/2) log 2π). Only
+        `root` is that of A + B. The product's mass is exp(½log|A| + ½log|B| − ½log|A + B| − ½Q − (d/2) log 2π). Only
         differences of means enter, so nothing cancels however far from the origin they are.
         """
+
+    def fuse(self, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Packed, Packed, Vector, Scalar]:
+        """The same with the product's precision A + B and its root in front."""
+        total = a + b
+        root = self.root(total)
+        return total, root, *self.meet(root, a, mu_a, b, mu_b)
 
     @abc.abstractmethod
     def squares(
@@ -145,11 +155,10 @@ class _Elementwise(Structure):
     def dense(self, packed: Packed, d: int) -> Matrix:
         return jnp.diag(jnp.broadcast_to(packed, (d,)))
 
-    def fuse(self, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Packed, Vector, Scalar]:
-        total = a + b
-        share = b / total
+    def meet(self, root: Packed, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Vector, Scalar]:
+        share = b / (a + b)
         delta = mu_b - mu_a
-        return total, mu_a + share * delta, jnp.sum(a * share * delta**2)
+        return mu_a + share * delta, jnp.sum(a * share * delta**2)
 
     def squares(
         self,
@@ -247,13 +256,11 @@ class Full(Structure):
     def dense(self, packed: Packed, d: int) -> Matrix:
         return packed
 
-    def fuse(self, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Packed, Vector, Scalar]:
-        total = a + b
-        root = self.root(total)
+    def meet(self, root: Packed, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Vector, Scalar]:
         delta = mu_b - mu_a
         # Q as an inner product of two half-solves: no difference of large numbers when A << B.
         halves = solve_triangular(root, jnp.stack([a @ delta, b @ delta], axis=1), lower=True)
-        return total, mu_a + self.unwhiten(root, halves[:, 1]), jnp.sum(halves[:, 0] * halves[:, 1])
+        return mu_a + self.unwhiten(root, halves[:, 1]), jnp.sum(halves[:, 0] * halves[:, 1])
 
     def squares(
         self,

@@ -3,6 +3,7 @@
 Takes anything; gives NumPy arrays (or, inside a trace, the traced array with its shape checked).
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,21 +13,31 @@ import numpy as np
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray, is_traced
 
+# Beyond this and its inverse, squares of precisions leave float64.
+_LEAST_VARIANCE = 1e-150
+
 
 def finite_array(name: str, value: Any, ndim: int | None = None) -> np.ndarray:
     """`value` as a float64 array with `ndim` axes and no NaN or infinity."""
     if is_traced(value):
         raise EpviError(f"{name} is being traced by JAX: make the mixture outside jit and pass it in.")
-    try:
-        array = np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        raise EpviError(f"{name} cannot be read as an array of numbers: pass a rectangular array of floats.") from None
+    array = _numbers(name, value)
     if ndim is not None and array.ndim != ndim:
         raise EpviError(f"{name} has shape {array.shape}: pass an array with {ndim} axes.")
     bad = array.size - int(np.count_nonzero(np.isfinite(array)))
     if bad:
         raise EpviError(f"{name} has {bad} NaN or infinite values: remove or mend them first.")
     return array
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    """`value` as a float64 array."""
+    try:
+        if np.iscomplexobj(value):
+            raise TypeError
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise EpviError(f"{name} cannot be read as an array of numbers: pass a rectangular array of floats.") from None
 
 
 def log_weights(weights: Any, k: int) -> np.ndarray:
@@ -47,9 +58,13 @@ def log_weights(weights: Any, k: int) -> np.ndarray:
 
 def positive_variances(variances: np.ndarray) -> None:
     """Refuse (K, ...) variances that are not all positive."""
-    bad = np.nonzero(np.any(variances.reshape(len(variances), -1) <= 0, axis=1))[0]
+    rows = variances.reshape(len(variances), -1)
+    bad = np.nonzero(np.any(rows <= 0, axis=1))[0]
     if len(bad):
         raise EpviError(f"component {bad[0]} has a variance that is not positive: variances must be above zero.")
+    bad = np.nonzero(np.any((rows < _LEAST_VARIANCE) | (rows > 1 / _LEAST_VARIANCE), axis=1))[0]
+    if len(bad):
+        raise EpviError(f"component {bad[0]} has a variance outside 1e-150 to 1e150: rescale the parameter.")
 
 
 def positive_definite(covariances: np.ndarray) -> None:
@@ -66,11 +81,12 @@ def positive_definite(covariances: np.ndarray) -> None:
                 f"component {k}'s covariance is not positive-definite (least eigenvalue {least:.3g}):"
                 " add a small positive number to its diagonal, or check how it was made."
             ) from None
+    positive_variances(np.diagonal(covariances, axis1=1, axis2=2))
 
 
 def points(theta: Any, d: int) -> AnyArray:
     """θ of shape (..., d)."""
-    array = theta if is_traced(theta) else np.asarray(theta, np.float64)
+    array = theta if is_traced(theta) else _numbers("theta", theta)
     if jnp.ndim(array) == 0 or jnp.shape(array)[-1] != d:
         raise EpviError(f"theta has shape {jnp.shape(array)}: its last axis must have the mixture's {d} coordinates.")
     return array
@@ -78,13 +94,23 @@ def points(theta: Any, d: int) -> AnyArray:
 
 def coordinate_tuple(coordinates: Sequence[int], d: int) -> tuple[int, ...]:
     """Distinct coordinates from 0 to d − 1."""
-    chosen = tuple(int(i) for i in coordinates)
+    try:
+        chosen = tuple(operator.index(i) for i in coordinates)
+    except TypeError:
+        raise EpviError(f"coordinates are {coordinates!r}: pass a list of whole numbers from 0 to {d - 1}.") from None
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) >= d:
         raise EpviError(f"coordinates are {list(chosen)}: pass distinct whole numbers from 0 to {d - 1}.")
     return chosen
 
 
-def at_least(name: str, value: Any, least: int) -> None:
-    """Refuse a count that is not a whole number or is below `least`."""
+def at_least(name: str, value: Any, least: int) -> int:
+    """A whole number that is not below `least`."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise EpviError(f"{name} is {value!r}: pass a whole number of at least {least}.")
+    return int(value)
+
+
+def check_settings(settings: Any, **least: int) -> None:
+    """Check the named counts of a settings object, and make them plain ints."""
+    for name, bound in least.items():
+        object.__setattr__(settings, name, at_least(name, getattr(settings, name), bound))

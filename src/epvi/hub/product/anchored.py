@@ -4,7 +4,8 @@ Given θ the indices are independent, p(k_m|θ) ∝ w_mk N(θ|μ_mk, Λ_mk⁻¹)
 proposed from Σ_a v_a Π_m p(k_m|θ_a) over anchors θ_a and weighed with W_k· over that proposal, which is computable
 exactly: its logs are one product of the one-hot indices (S x MK) with the table of log p(k_m|θ_a) (MK x A). The mean
 weight estimates Z = ∫ Π q_m without bias. The first anchors are drawn around the modes of Π q_m (`modes.py`), the next
-from the weighted result of the round before; the modes stay anchors, with a small share, so that none is forgotten.
+from the weighted result of the round before, some of them many sds out in all rounds but the last, to meet what is
+wide; the modes stay anchors, with a small share, so that none is forgotten.
 """
 
 import dataclasses
@@ -22,6 +23,7 @@ from jaxtyping import Float, Int
 from epvi import validation
 from epvi.float64 import AnyArray, to_numpy
 from epvi.hub.product.blocks import Blocks, in_blocks, log_joint, select
+from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.modes import Modes, find_modes
 from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture, Status
@@ -51,36 +53,42 @@ class AnchoredDiagnostics:
 
 @dataclasses.dataclass(frozen=True)
 class Anchored(Product):
-    """`num_samples` weighted components, proposed from `num_anchors` anchors that are placed `rounds` times."""
+    """`num_samples` weighted components, proposed from `num_anchors` anchors that are placed `rounds` times.
+
+    The effective sample size speaks of the modes that were found; a mode that the search never met is invisible to it.
+    The search climbs from shards' components and from short chains over k·, and early anchors reach far out.
+    """
 
     num_samples: int = 2000
     num_anchors: int = 256
     rounds: int = 3
 
     def __post_init__(self) -> None:
-        for name, least in (("num_samples", 2), ("num_anchors", 1), ("rounds", 1)):
-            validation.at_least(name, getattr(self, name), least)
+        validation.check_settings(self, num_samples=2, num_anchors=1, rounds=1)
 
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
         """Components weighted by importance, with the log normaliser."""
         check_memory(self.num_samples, mixtures)
-        stacked = stack(mixtures)
+        stacked = stack(fold_singles(mixtures))
         blocks = in_blocks(stacked, max(_CHUNK, self.num_anchors))
         task = _Task(stacked, blocks, find_modes(stacked, blocks, jax.random.fold_in(key, 0)))
         source, history = _gaussians_at(task.modes), []
         for number in range(1, self.rounds):
-            drawn = self._round(task, source, jax.random.fold_in(key, number), _CHUNK)
+            drawn = self._round(task, source, jax.random.fold_in(key, number), _CHUNK, explore=True)
             history.append(_ess(drawn.log_weights))
             centred = drawn.mixture.means - np.asarray(stacked.centre)
             source = _Weighted(centred, drawn.mixture.roots, drawn.log_weights)
-        drawn = self._round(task, source, jax.random.fold_in(key, self.rounds), self.num_samples)
+        final_key = jax.random.fold_in(key, self.rounds)
+        drawn = self._round(task, source, final_key, self.num_samples, explore=self.rounds == 1)
         return self._result(drawn, len(task.modes.theta), [*history, _ess(drawn.log_weights)])
 
-    def _round(self, task: "_Task", source: "_Weighted", key: AnyArray, size: int) -> "_Drawn":
+    def _round(self, task: "_Task", source: "_Weighted", key: AnyArray, size: int, *, explore: bool) -> "_Drawn":
         """Place anchors: one draw from each of `num_anchors` resampled Gaussians, and the modes; draw from them."""
         z, uniforms = _noise(key, self.num_anchors, task.stacked.dim)
+        if explore:
+            z = z * _reach(self.num_anchors)[:, None]
         at = systematic(float(uniforms[0]), source.log_weights, self.num_anchors)
         placed = _perturbed(task.stacked.structure, source.means[at], source.roots[at], z)
         num_modes = len(task.modes.theta)
@@ -111,7 +119,7 @@ class Anchored(Product):
     def _status(self, found: AnchoredDiagnostics) -> Status:
         modes = f"{found.num_modes} mode" + ("s" if found.num_modes > 1 else "")
         size = f"{found.ess:,.0f} effective of {self.num_samples:,} draws, {modes}"
-        if found.ess < min(100.0, self.num_samples / 2) or found.ess < 0.05 * self.num_samples:
+        if not found.ess >= max(min(100.0, self.num_samples / 2), 0.05 * self.num_samples):
             remedy = "raise num_anchors, rounds or num_samples, or merge the shards' components first (reduce)."
             return Status(False, f"the weights are uneven ({size}): {remedy}")
         return Status(True, f"sampled: {size}.")
@@ -143,6 +151,13 @@ class _Drawn(NamedTuple):
 
     mixture: GaussianMixture
     log_weights: Float[np.ndarray, " S"]
+
+
+def _reach(num_anchors: int) -> Float[np.ndarray, " A"]:
+    """By how many sds anchors are drawn: every fourth from 1 to 1,000 times as far, so that wider parts are met."""
+    reach = np.ones(num_anchors)
+    reach[::4] = np.geomspace(1, 1e3, len(reach[::4]))
+    return np.random.default_rng(0).permutation(reach)
 
 
 def _gaussians_at(modes: Modes) -> _Weighted:
@@ -202,7 +217,7 @@ def _draw_chunk(
     task: _Task, table: _Table, log_v: AnyArray, which: Int[AnyArray, " S"], seed: tuple[AnyArray, AnyArray]
 ) -> tuple[AnyArray, AnyArray, AnyArray]:
     index, log_products = _propose(table, which, jax.random.fold_in(*seed))
-    log_w, mixture = finish(task.stacked, select(task.blocks, index))
+    log_w, mixture = finish(task.stacked.structure, task.stacked.num_shards, select(task.blocks, index))
     return mixture.means, mixture.roots, log_w - logsumexp(log_products + log_v[None], axis=1)
 
 

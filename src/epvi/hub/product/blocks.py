@@ -21,7 +21,7 @@ from epvi.structure import Structure
 
 # Components of one block, at most, and the numbers that a table over them may take.
 _COMPONENTS = 256
-_NUMBERS = 2**22
+_NUMBERS = 2**23
 
 
 class Blocks(eqx.Module):
@@ -41,8 +41,7 @@ class Blocks(eqx.Module):
 def in_blocks(stacked: Stack, num_points: int) -> Blocks:
     """Cut a stack for tables over `num_points` points."""
     m, k, d = stacked.means.shape
-    width = d if stacked.structure.rank == 2 else 1
-    per_block = max(1, min(m, _COMPONENTS // k, _NUMBERS // (num_points * width * k)))
+    per_block = max(1, min(m, _COMPONENTS // k, _NUMBERS // (num_points * d * k)))
     missing = -m % per_block
 
     def cut(array: AnyArray) -> np.ndarray:

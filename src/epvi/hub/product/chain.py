@@ -62,10 +62,9 @@ class Chain(Product):
     keep_index: bool = False
 
     def __post_init__(self) -> None:
-        for name, least in (("num_samples", 1), ("burn_in", 0), ("num_chains", 1)):
-            validation.at_least(name, getattr(self, name), least)
+        validation.check_settings(self, num_samples=1, burn_in=0, num_chains=1)
         if self.thin is not None:
-            validation.at_least("thin", self.thin, 1)
+            validation.check_settings(self, thin=1)
 
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
@@ -210,13 +209,18 @@ def _move(structure: Structure, table: AnyArray, state: _State, step: _Step) -> 
     k = state.indices[m]
     old, new = (_read(table[m, at], d, structure.packed_shape(d)) for at in (k, step.proposal))
     precision, eta = state.precision.plus(-old.precision), state.eta.plus(-old.eta)
-    rest, rest_mean = precision.high, structure.solve(structure.root(precision.high), eta.high)
+    rest = precision.high
+    # All three factors in one batch: see structure.py.
+    roots = jax.vmap(structure.root)(jnp.stack([rest, rest + old.precision, rest + new.precision]))
+    rest_mean = structure.solve(roots[0], eta.high)
 
-    def log_weight(entry: _Entry) -> AnyArray:
-        total, _, q = structure.fuse(rest, rest_mean, entry.precision, entry.mean)
-        return entry.log_mass - structure.half_log_det(structure.root(total), d) - 0.5 * q
+    def log_weight(entry: _Entry, root: AnyArray) -> AnyArray:
+        _, q = structure.meet(root, rest, rest_mean, entry.precision, entry.mean)
+        return entry.log_mass - structure.half_log_det(root, d) - 0.5 * q
 
-    log_ratio = log_weight(new) - log_weight(old)
+    both = jax.tree.map(lambda *entries: jnp.stack(entries), old, new)
+    log_weights = jax.vmap(log_weight)(both, roots[1:])
+    log_ratio = log_weights[1] - log_weights[0]
     accept = step.log_u < log_ratio
     now = jax.tree.map(lambda one, other: jnp.where(accept, one, other), new, old)
     indices = jnp.asarray(state.indices).at[m].set(jnp.where(accept, step.proposal, k))
@@ -238,12 +242,19 @@ def _run(stacked: Stack, key: AnyArray, plan: _Plan) -> _Run:
     return _packed(stacked, kept, index, np.mean(accepted))
 
 
+def wander(stacked: Stack, key: AnyArray, num_chains: int, steps: int) -> Float[np.ndarray, "C d"]:
+    """Where short chains from random indices end: the means of their components, in the stack's coordinates."""
+    return np.asarray(_run(stacked, key, _Plan(num_chains, 0, 1, steps, keep_index=False)).means)[:, 0]
+
+
 @eqx.filter_jit
 def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _State:
-    uniform = jax.random.uniform(key, (num_chains, stacked.num_shards))
-    index = _scaled(uniform, jnp.broadcast_to(stacked.counts, uniform.shape))
+    # The largest of uniform numbers, among the components of any weight: all of them are equally likely.
+    uniform = jax.random.uniform(key, (num_chains, *stacked.log_weights.shape))
+    weighted = jnp.isfinite(stacked.log_weights)[None]
+    index = jnp.argmax(jnp.where(weighted, uniform, -1.0), axis=-1).astype(stacked.counts.dtype)
     flat = blocks.log_mass[:, :, 0].size - stacked.num_shards
-    log_w, _ = finish(stacked, select(blocks, jnp.pad(index, ((0, 0), (0, flat)))))
+    log_w, _ = finish(stacked.structure, stacked.num_shards, select(blocks, jnp.pad(index, ((0, 0), (0, flat)))))
     return jax.vmap(lambda i, w: _begin(stacked, i, w))(index, log_w)
 
 

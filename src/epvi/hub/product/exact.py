@@ -18,10 +18,10 @@ from jax.scipy.special import logsumexp
 from epvi import validation
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray
-from epvi.hub.product.blocks import in_blocks, select
+from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.result import Product, ProductMixture, Status, exactly
-from epvi.hub.product.stack import Components, Stack, check_memory, finish, stack
-from epvi.mixture import LOG_2PI, GaussianMixture, over_blocks
+from epvi.hub.product.stack import Components, check_memory, components_of, constant, finish
+from epvi.mixture import GaussianMixture, over_blocks
 from epvi.structure import Structure
 
 
@@ -30,19 +30,21 @@ class Exact(Product):
     """Enumerate the product; refuse when it has more than `max_components`, or needs more than `max_gigabytes`."""
 
     max_components: int = 2**20
-    max_gigabytes: float = 4.0
+    max_gigabytes: float | int = 4.0
 
     def __post_init__(self) -> None:
-        validation.at_least("max_components", self.max_components, 1)
+        validation.check_settings(self, max_components=1)
+        if not (isinstance(self.max_gigabytes, int | float) and self.max_gigabytes > 0):
+            raise EpviError(f"max_gigabytes is {self.max_gigabytes!r}: pass a positive number.")
 
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
         """Every component, weighted."""
         self._check_budget(mixtures)
-        stacked = stack(mixtures)
-        left, right = halves(stacked)
-        log_w, mixture = finish(stacked, pairs(stacked.structure, left, right))
+        factors = fold_singles(mixtures)
+        structure = factors[0].structure
+        log_w, mixture = finish(structure, len(factors), pairs(structure, *halves(factors)))
         status = Status(True, f"exact: all {mixture.num_components:,} components of the product.")
         return ProductMixture(mixture, exactly(logsumexp(log_w)), None, status)
 
@@ -50,7 +52,7 @@ class Exact(Product):
         counts = [mixture.num_components for mixture in mixtures]
         total = math.prod(counts)
         ks = f"K = {counts[0]}" if len(set(counts)) == 1 else f"K from {min(counts)} to {max(counts)}"
-        number = f"{total:,}" if total < 10**15 else f"about 10^{len(str(total)) - 1}"
+        number = f"{total:,}" if total < 10**15 else f"about 10^{sum(map(math.log10, counts)):.0f}"
         size = f"{ks}, M = {len(counts)}: the product has {number} components"
         if total > self.max_components:
             raise EpviError(
@@ -60,23 +62,12 @@ class Exact(Product):
         check_memory(total, mixtures, self.max_gigabytes)
 
 
-def halves(stacked: Stack) -> tuple[Components, Components]:
+def halves(mixtures: Sequence[GaussianMixture]) -> tuple[Components, Components]:
     """The components of two parts of the shards, whose pairs are the components of the whole product."""
-    counts = np.asarray(stacked.counts)[:-1]
-    factors = [stacked.shard(m) for m in np.flatnonzero(counts > 1).tolist()]
-    single = np.flatnonzero(counts == 1)
-    if len(single):
-        # Shards with one component make one Gaussian, however many they are.
-        factors.insert(0, _one_gaussian(stacked.only(single)))
-    factors.append(stacked.shard(len(counts)))
+    factors = [components_of(mixture) for mixture in mixtures]
     middle = _middle([len(factor.log_mass) for factor in factors])
-    return _tree(stacked.structure, factors[:middle]), _tree(stacked.structure, factors[middle:])
-
-
-def _one_gaussian(stacked: Stack) -> Components:
-    """The product of the shards' first components."""
-    blocks = in_blocks(stacked, 1)
-    return select(blocks, np.zeros((1, blocks.log_mass[:, :, 0].size), int))
+    structure = mixtures[0].structure
+    return _tree(structure, factors[:middle]), _tree(structure, factors[middle:])
 
 
 def _middle(sizes: Sequence[int]) -> int:
@@ -94,7 +85,7 @@ def _tree(structure: Structure, shards: list[Components]) -> Components:
 
 def fuse(structure: Structure, a: Components, b: Components) -> Components:
     """The product of two components."""
-    precision, mean, q = structure.fuse(a.precision, a.mean, b.precision, b.mean)
+    precision, _, mean, q = structure.fuse(a.precision, a.mean, b.precision, b.mean)
     return Components(a.log_mass + b.log_mass - 0.5 * q, mean, precision)
 
 
@@ -110,17 +101,15 @@ def pairs(structure: Structure, left: Components, right: Components) -> Componen
 
 
 @eqx.filter_jit
-def pair_log_weights(stacked: Stack, left: Components, right: Components) -> AnyArray:
+def pair_log_weights(structure: Structure, num_shards: int, left: Components, right: Components) -> AnyArray:
     """log W of all pairs, without holding their parameters."""
-    structure, d = stacked.structure, stacked.dim
+    d = left.mean.shape[-1]
 
     def weight(a: Components, b: Components) -> AnyArray:
-        made = fuse(structure, a, b)
-        return made.log_mass - structure.half_log_det(structure.root(made.precision), d)
-
-    constant = 0.5 * (1 - stacked.num_shards) * d * LOG_2PI
+        _, root, _, q = structure.fuse(a.precision, a.mean, b.precision, b.mean)
+        return a.log_mass + b.log_mass - structure.half_log_det(root, d) - 0.5 * q
 
     def row(a: Components) -> AnyArray:
         return jax.vmap(lambda b: weight(a, b))(right)
 
-    return over_blocks(row, left, right.mean.size + right.precision.size).reshape(-1) + constant
+    return over_blocks(row, left, right.mean.size + right.precision.size).reshape(-1) + constant(num_shards, d)

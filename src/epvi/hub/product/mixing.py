@@ -2,7 +2,7 @@
 
 NumPyro's functions divide by the variance, so a series that does not move (by more than rounding, 1e-9 of `scale`) is
 decided here. When all chains agree on its value, R̂ is 1 and every draw counts; when each chain is stuck at its own,
-R̂ is infinite and all draws together count as one.
+R̂ is infinite and all draws together count as one; so it is for a series that is not finite.
 """
 
 from collections.abc import Callable
@@ -35,9 +35,13 @@ def effective_size(series: Series, scale: PerQuantity) -> PerQuantity:
 
 
 def _where_it_moves(estimate: Callable, series: Series, scale: PerQuantity, agreed: float, stuck: float) -> PerQuantity:
-    moving = np.max(np.ptp(series, axis=1), axis=0) > 1e-9 * scale
-    apart = np.ptp(series, axis=(0, 1)) > 1e-9 * scale
+    with np.errstate(invalid="ignore"):
+        moving = np.max(np.ptp(series, axis=1), axis=0) > 1e-9 * scale
+        apart = np.ptp(series, axis=(0, 1)) > 1e-9 * scale
     result = np.where(apart, stuck, agreed)
+    broken = ~np.all(np.isfinite(series), axis=(0, 1))
+    result[broken] = stuck
+    moving &= ~broken
     if np.any(moving):
         result[moving] = estimate(series[:, :, moving])
     return result

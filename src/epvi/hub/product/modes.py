@@ -16,11 +16,17 @@ from jaxtyping import Float
 
 from epvi.float64 import AnyArray, to_numpy
 from epvi.hub.product.blocks import Blocks, log_joint
+from epvi.hub.product.chain import wander
 from epvi.hub.product.stack import Stack
 from epvi.structure import Structure
 
-# From how many component means to start, how many modes to keep, and when to stop moving (in sds, and in steps).
+# From how many places to start, how many of them are the ends of walks over k· and how long those are (in sweeps, at
+# least in steps, at most in operations); how many modes to keep; and when to stop moving (in sds, and in steps).
 _STARTS = 64
+_WALKERS = 32
+_SWEEPS = 4
+_STEPS = 500
+_WORK = 2 * 10**9
 _MODES = 32
 _TOLERANCE = 1e-3
 _MAX_STEPS = 50
@@ -62,11 +68,13 @@ def _look(blocks: Blocks, theta: Float[AnyArray, "n d"]) -> _Here:
 
 
 def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> Modes:
-    """Climb from all components of some shards, and keep the distinct ends with the most mass."""
+    """Climb from components of the shards and of the product, and keep the distinct ends with the most mass."""
     theta, roots, log_mass = to_numpy(_climb(blocks, _starts(stacked, key)))
     order = np.argsort(-log_mass, kind="stable")
     theta, roots, log_mass = theta[order], roots[order], log_mass[order]
-    close = np.asarray(_distances(blocks.structure, theta, roots)) < _SAME**2
+    distances = np.asarray(_distances(blocks.structure, theta, roots))
+    # The same in the sds of both: a needle inside a wide mode is another mode.
+    close = np.maximum(distances, distances.T) < _SAME**2
     kept: list[int] = []
     for i in range(len(theta)):
         if len(kept) < _MODES and not np.any(close[kept, i]):
@@ -75,13 +83,16 @@ def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> Modes:
 
 
 def _starts(stacked: Stack, key: AnyArray) -> Float[np.ndarray, "n d"]:
-    """The means of all components of shards picked at random, and the centre; always as many, for one compilation."""
-    means, real = np.asarray(stacked.means), np.isfinite(np.asarray(stacked.log_weights))
-    shuffled = np.asarray(jax.random.permutation(key, stacked.num_shards))[:_STARTS]
-    means = means[shuffled][real[shuffled]][: _STARTS - 1]
-    starts = np.zeros((_STARTS, stacked.dim))
-    starts[: len(means)] = means
-    return starts
+    """The centre, components of the shards by their weights, and components of the product after a short walk."""
+    per_step = _WALKERS * stacked.dim ** (3 if stacked.structure.rank == 2 else 1)
+    steps = min(max(_STEPS, _SWEEPS * stacked.num_shards), max(1, _WORK // per_step))
+    walked = wander(stacked, key, _WALKERS, steps)
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    shards = rng.permutation(np.arange(_STARTS - _WALKERS - 1) % stacked.num_shards)
+    cumulative = np.cumsum(np.exp(np.asarray(stacked.log_weights)[shards]), axis=1)
+    u = rng.uniform(size=(len(shards), 1)) * cumulative[:, -1:]
+    means = np.asarray(stacked.means)[shards, np.sum(u > cumulative, axis=1)]
+    return np.concatenate([np.zeros((1, stacked.dim)), means, walked])
 
 
 @eqx.filter_jit

@@ -1,17 +1,18 @@
 """The verb: mixtures in, their product out, by the way the user chose."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 
 import jax
 import numpy as np
 
+from epvi.errors import EpviError
 from epvi.float64 import to_numpy
 from epvi.hub.product.anchored import Anchored
 from epvi.hub.product.exact import Exact
 from epvi.hub.product.result import Product, ProductMixture, Status, exactly
-from epvi.hub.product.stack import check
+from epvi.hub.product.stack import MAX_GIGABYTES, check, gigabytes, in_one_structure
 from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed, as_key
 
@@ -20,7 +21,7 @@ _EXACT_UP_TO = 10_000
 
 
 def multiply(
-    mixtures: Sequence[GaussianMixture],
+    mixtures: Iterable[GaussianMixture],
     product: Product | None = None,
     *,
     seed: Seed = 0,
@@ -32,18 +33,35 @@ def multiply(
     are at most 10,000 (and they fit in memory), and sampled by `Anchored()` above. Mixtures may differ in their number
     of components and in structure; the product has the widest structure among them. `executor` runs `Subset`'s groups.
     """
+    mixtures = _as_list(mixtures)
     check(mixtures)
+    if product is not None and not isinstance(product, Product):
+        raise EpviError(f"product is {product!r}: pass Exact(), Chain(), Subset() or Anchored(), with its brackets.")
+    key = as_key(seed)
     if len(mixtures) == 1:
         status = Status(True, "exact: the product of one mixture is that mixture.")
         return ProductMixture(mixtures[0], exactly(np.asarray(0.0)), None, status)
     with jax.enable_x64(True):
         way = _by_size(mixtures) if product is None else product
-        made = way.multiply(mixtures, key=as_key(seed), executor=executor)
-        return ProductMixture(to_numpy(made.mixture), to_numpy(made.log_normaliser), made.diagnostics, made.status)
+        made = way.multiply(in_one_structure(mixtures), key=key, executor=executor)
+        mixture, log_normaliser = to_numpy((made.mixture, made.log_normaliser))
+    if not (np.all(np.isfinite(mixture.means)) and np.all(mixture.weights >= 0)):
+        raise EpviError("the product left the range of float64: the scales of the shards' components are too extreme.")
+    return ProductMixture(mixture, log_normaliser, made.diagnostics, made.status)
+
+
+def _as_list(mixtures: Iterable[GaussianMixture]) -> list[GaussianMixture]:
+    if isinstance(mixtures, GaussianMixture) or not isinstance(mixtures, Iterable):
+        raise EpviError("mixtures is not a list: pass a list of GaussianMixture.")
+    made = list(mixtures)
+    for m, mixture in enumerate(made):
+        if not isinstance(mixture, GaussianMixture):
+            raise EpviError(f"mixture {m} is a {type(mixture).__name__}: pass a list of GaussianMixture.")
+    return made
 
 
 def _by_size(mixtures: Sequence[GaussianMixture]) -> Product:
     total = math.prod(mixture.num_components for mixture in mixtures)
-    if total > _EXACT_UP_TO:
+    if total > _EXACT_UP_TO or gigabytes(total, mixtures) > MAX_GIGABYTES:
         return Anchored()
     return Exact(max_components=_EXACT_UP_TO)

@@ -20,7 +20,7 @@ from epvi.mixture import LOG_2PI, GaussianMixture
 from epvi.structure import Structure
 
 # What a stack, or the components of a product, may take.
-_MAX_GIGABYTES = 4.0
+MAX_GIGABYTES = 4.0
 
 
 class Components(NamedTuple):
@@ -53,30 +53,25 @@ class Stack(eqx.Module):
         """The dimension d of θ."""
         return self.means.shape[2]
 
-    def only(self, shards: np.ndarray) -> "Stack":
-        """The stack of some of the shards, about the same centre."""
-        return Stack(
-            log_weights=self.log_weights[shards],
-            means=self.means[shards],
-            etas=self.etas[shards],
-            precisions=self.precisions[shards],
-            half_log_dets=self.half_log_dets[shards],
-            counts=self.counts[shards],
-            centre=self.centre,
-            structure=self.structure,
-        )
 
-    def shard(self, m: int) -> Components:
-        """Shard m's own components, without the padding."""
-        k = int(self.counts[m])
-        log_mass = self.log_weights[m, :k] + self.half_log_dets[m, :k]
-        return Components(log_mass, self.means[m, :k] + self.centre[None], self.precisions[m, :k])
+def in_one_structure(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
+    """The mixtures in the widest structure among them."""
+    structure = max((mixture.structure for mixture in mixtures), key=lambda s: s.rank)
+    return [mixture if mixture.structure == structure else mixture.to(structure) for mixture in mixtures]
+
+
+@eqx.filter_jit
+def components_of(mixture: GaussianMixture) -> Components:
+    """A shard's own components."""
+    structure, d = mixture.structure, mixture.dim
+    half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(mixture.roots)
+    precisions = jax.vmap(structure.precision)(mixture.roots)
+    return Components(mixture.log_weights + half_log_dets, jnp.asarray(mixture.means), precisions)
 
 
 def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
-    """Stack mixtures of the same dimension, whatever their K and structure."""
-    structure = max((mixture.structure for mixture in mixtures), key=lambda s: s.rank)
-    mixtures = [mixture if mixture.structure == structure else mixture.to(structure) for mixture in mixtures]
+    """Stack mixtures of the same dimension and structure, whatever their K."""
+    structure = mixtures[0].structure
     counts = np.asarray([mixture.num_components for mixture in mixtures], np.int32)
     shape = (len(mixtures), int(counts.max()))
     d = mixtures[0].dim
@@ -95,12 +90,12 @@ def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
 def _check_padding(mixtures: Sequence[GaussianMixture], counts: np.ndarray) -> None:
     """Refuse to pad many small mixtures to the size of a few huge ones."""
     numbers = 2 * mixtures[0].means[0].size + 2 * mixtures[0].roots[0].size
-    gigabytes = 8e-9 * numbers * len(counts) * int(counts.max())
-    if gigabytes > _MAX_GIGABYTES:
+    need = 8e-9 * numbers * len(counts) * int(counts.max())
+    if need > MAX_GIGABYTES:
         largest = int(np.argmax(counts))
         raise EpviError(
-            f"{len(counts):,} mixtures of up to {counts.max():,} components need about {gigabytes:.0f} GB side by side,"
-            f" over the budget of {_MAX_GIGABYTES:g} GB: cut the largest (mixture {largest}) down with reduce first."
+            f"{len(counts):,} mixtures of up to {counts.max():,} components need about {need:.0f} GB side by side,"
+            f" over the budget of {MAX_GIGABYTES:g} GB: cut the largest (mixture {largest}) down with reduce first."
         )
 
 
@@ -139,13 +134,20 @@ def check(mixtures: Sequence[GaussianMixture]) -> None:
 
 
 @eqx.filter_jit
-def finish(stacked: Stack, components: Components) -> tuple[Float[AnyArray, " n"], GaussianMixture]:
+def finish(
+    structure: Structure, num_shards: int, components: Components
+) -> tuple[Float[AnyArray, " n"], GaussianMixture]:
     """The components' log W, and the mixture that weighs them by W."""
-    structure, d = stacked.structure, stacked.dim
+    d = components.mean.shape[-1]
     roots = jax.vmap(structure.root)(components.precision)
     half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(roots)
-    log_w = components.log_mass - half_log_dets + 0.5 * (1 - stacked.num_shards) * d * LOG_2PI
+    log_w = components.log_mass - half_log_dets + constant(num_shards, d)
     return log_w, GaussianMixture(jax.nn.log_softmax(log_w), components.mean, roots, structure)
+
+
+def constant(num_shards: int, d: int) -> float:
+    """What all log W have in common: ½(1 − M) d log 2π."""
+    return 0.5 * (1 - num_shards) * d * LOG_2PI
 
 
 def reweighted(mixture: GaussianMixture, log_weights: Float[AnyArray, " n"]) -> GaussianMixture:
@@ -153,14 +155,18 @@ def reweighted(mixture: GaussianMixture, log_weights: Float[AnyArray, " n"]) -> 
     return GaussianMixture(jax.nn.log_softmax(log_weights), mixture.means, mixture.roots, mixture.structure)
 
 
+def gigabytes(num_components: int, mixtures: Sequence[GaussianMixture]) -> float:
+    """What so many components take with means, precisions and roots, twice: a step holds its input and its output."""
+    return 2 * 8e-9 * num_components * max(q.means[0].size + 2 * q.roots[0].size for q in mixtures)
+
+
 def check_memory(
-    num_components: int, mixtures: Sequence[GaussianMixture], max_gigabytes: float = _MAX_GIGABYTES
+    num_components: int, mixtures: Sequence[GaussianMixture], max_gigabytes: float | int = MAX_GIGABYTES
 ) -> None:
-    """Refuse a result that would not fit: so many components with means, precisions and roots."""
-    numbers = max(mixture.means[0].size + 2 * mixture.roots[0].size for mixture in mixtures)
-    gigabytes = 8e-9 * numbers * num_components
-    if gigabytes > max_gigabytes:
+    """Refuse a result that would not fit."""
+    need = gigabytes(num_components, mixtures)
+    if need > max_gigabytes:
         raise EpviError(
-            f"{num_components:,} components in {mixtures[0].dim} dimensions need about {gigabytes:.1f} GB, over the"
+            f"{num_components:,} components in {mixtures[0].dim} dimensions need about {need:.1f} GB, over the"
             f" budget of {max_gigabytes:g} GB: ask for fewer components, or use a leaner covariance structure."
         )

@@ -19,13 +19,16 @@ import numpy as np
 from jaxtyping import Int
 
 from epvi import validation
+from epvi.errors import EpviError
 from epvi.float64 import AnyArray, to_numpy
 from epvi.hub.product.chain import Chain
 from epvi.hub.product.exact import fuse, halves, pair_log_weights, pairs
+from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture, Status
-from epvi.hub.product.stack import Components, Stack, check_memory, finish, reweighted, stack
+from epvi.hub.product.stack import Components, check_memory, finish, reweighted
 from epvi.mixture import Estimate, GaussianMixture
+from epvi.structure import Structure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +53,16 @@ class Subset(Product):
     chain: Chain = dataclasses.field(default_factory=Chain)
 
     def __post_init__(self) -> None:
-        for name, least in (("group_size", 2), ("num_samples", 1), ("max_components", 1)):
-            validation.at_least(name, getattr(self, name), least)
+        validation.check_settings(self, group_size=2, num_samples=1, max_components=1)
+        if not isinstance(self.chain, Chain):
+            raise EpviError(f"chain is {self.chain!r}: pass Chain(...), with its brackets.")
 
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
-        """At most `num_samples` components; weighted while everything was enumerated, else equally weighted."""
+        """About `num_samples` components: weighted where the last product was enumerated whole, else equal."""
         check_memory(self.num_samples, mixtures)
-        waiting, history = list(mixtures), []
+        waiting, history = fold_singles(mixtures), []
         while len(waiting) > 1:
             key, round_key = jax.random.split(key)
             groups = [waiting[i : i + self.group_size] for i in range(0, len(waiting), self.group_size)]
@@ -78,7 +82,7 @@ class Subset(Product):
             complaints=complaints,
         )
         if complaints:
-            text = f"{len(complaints)} of {len(made)} groups: {complaints[0]} Or use a smaller group_size."
+            text = f"{len(complaints)} of {len(made)} groups: {complaints[0]} Or raise Subset's max_components."
             status = Status(False, text)
         elif any(one.cut for one in made):
             status = Status(True, f"done in {len(history)} rounds; run another seed to see the Monte Carlo error.")
@@ -117,21 +121,21 @@ def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data:
             made = chain.multiply(mixtures, key=key, executor=None)
             complaint = None if made.status.ok else made.status.text
             return to_numpy(_Group(made.mixture, None, cut=True, complaint=complaint))
-        stacked = stack(mixtures)
-        left, right = halves(stacked)
+        structure, m = mixtures[0].structure, len(mixtures)
+        left, right = halves(mixtures)
         if total <= settings.num_samples:
-            log_w, mixture = finish(stacked, pairs(stacked.structure, left, right))
+            log_w, mixture = finish(structure, m, pairs(structure, left, right))
             return to_numpy(_Group(mixture, np.logaddexp.reduce(log_w), cut=False))
-        log_w = np.asarray(pair_log_weights(stacked, left, right))
+        log_w = np.asarray(pair_log_weights(structure, m, left, right))
         chosen = systematic(float(jax.random.uniform(key)), log_w, settings.num_samples)
-        return to_numpy(_Group(_pick(stacked, left, right, chosen), np.logaddexp.reduce(log_w), cut=True))
+        return to_numpy(_Group(_pick(structure, left, right, chosen), np.logaddexp.reduce(log_w), cut=True))
 
 
 @eqx.filter_jit
-def _pick(stacked: Stack, left: Components, right: Components, chosen: Int[AnyArray, " R"]) -> GaussianMixture:
+def _pick(structure: Structure, left: Components, right: Components, chosen: Int[AnyArray, " R"]) -> GaussianMixture:
     """The equally weighted mixture of some of the pairs."""
     n = len(right.log_mass)
     a = jax.tree.map(lambda x: x[chosen // n], left)
     b = jax.tree.map(lambda x: x[chosen % n], right)
-    _, mixture = finish(stacked, jax.vmap(lambda one, other: fuse(stacked.structure, one, other))(a, b))
+    _, mixture = finish(structure, 2, jax.vmap(lambda one, other: fuse(structure, one, other))(a, b))
     return reweighted(mixture, jnp.zeros(len(chosen)))
