@@ -49,10 +49,8 @@ def greedy_merge(structure: Structure, components: Moments, num_components: int)
     def log_det(covariance: AnyArray) -> AnyArray:
         return -2 * structure.half_log_det(structure.root_of_covariance(covariance), d)
 
-    def costs_to_all(a: Moments, log_det_a: AnyArray, everything: Moments, log_dets: AnyArray) -> AnyArray:
-        joint = jax.vmap(lambda b: merge_pair(structure, a, b))(everything)
-        parts = a.weights * log_det_a + everything.weights * log_dets
-        return 0.5 * (joint.weights * jax.vmap(log_det)(joint.covariances) - parts)
+    def joint_log_dets(a: Moments, everything: Moments) -> Float[AnyArray, " K"]:
+        return jax.vmap(lambda b: log_det(merge_pair(structure, a, b).covariances))(everything)
 
     def merge_cheapest(_: Int[AnyArray, ""], state: _State) -> _State:
         i, j = jnp.unravel_index(jnp.argmin(state.costs), (k, k))
@@ -65,12 +63,17 @@ def greedy_merge(structure: Structure, components: Moments, num_components: int)
         log_det_joint = (2 * state.costs[i, j] + own) / weight
         log_dets = jnp.asarray(state.log_dets).at[i].set(log_det_joint)
         alive = jnp.asarray(state.alive).at[j].set(False)
-        row = jnp.where(alive, costs_to_all(joint, log_det_joint, everything, log_dets), jnp.inf).at[i].set(jnp.inf)
+        parts = joint.weights * log_det_joint + everything.weights * log_dets
+        row = 0.5 * ((joint.weights + everything.weights) * joint_log_dets(joint, everything) - parts)
+        row = jnp.where(alive, row, jnp.inf).at[i].set(jnp.inf)
         costs = jnp.asarray(state.costs).at[j, :].set(jnp.inf).at[:, j].set(jnp.inf).at[i, :].set(row).at[:, i].set(row)
         return _State(everything, log_dets, alive, costs)
 
-    log_dets = jax.vmap(log_det)(components.covariances)
-    costs = jax.lax.map(lambda a: costs_to_all(a[0], a[1], components, log_dets), (components, log_dets))
+    # A component joined with itself is itself: the diagonal holds the components' own.
+    joints = jax.lax.map(lambda a: joint_log_dets(a, components), components)
+    log_dets, weights = jnp.diag(joints), components.weights
+    parts = weights * log_dets
+    costs = 0.5 * ((weights[:, None] + weights[None, :]) * joints - parts[:, None] - parts[None, :])
     start = _State(components, log_dets, jnp.ones(k, bool), jnp.where(jnp.eye(k, dtype=bool), jnp.inf, costs))
     end = jax.lax.fori_loop(0, k - num_components, merge_cheapest, start)
     kept = jnp.argsort(~end.alive, stable=True)[:num_components]
