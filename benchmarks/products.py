@@ -1,6 +1,6 @@
 """Four ways to multiply mixtures beside a plain version of the paper's formulas: one table, ways x sizes.
 
-Run: python benchmarks/products.py (about five minutes on two cores; --quick for one with fewer repeats and no large
+Run: python benchmarks/products.py (about two minutes on two cores; --quick for one with fewer repeats and no large
 sizes). Peer and epvi alternate within one run, times are medians after a first call, which has its own column because
 compilation is time a user waits for. Every row runs in a fresh process, whose peak memory is shown.
 """

@@ -190,6 +190,17 @@ def test_shards_with_one_component_are_folded_without_a_trace():
     np.testing.assert_allclose(subset.log_normaliser.value, exact.log_normaliser.value, atol=1e-9)
 
 
+def test_folding_many_narrow_shards_does_not_overflow():
+    """The folded Gaussian carries a mass of about exp(5,000) as its weight."""
+    rng = np.random.default_rng(0)
+    single = [GaussianMixture.from_covariances(1e-4 * rng.normal(size=(1, 19)), [1e-8]) for _ in range(40)]
+    several = [GaussianMixture.from_covariances(1e-4 * rng.normal(size=(3, 19)), [1e-8] * 3) for _ in range(9)]
+    exact = multiply([*single, *several], Exact()).log_normaliser.value
+    found = multiply([*single, *several], Anchored()).log_normaliser
+    assert exact > 1000
+    assert abs(found.value - exact) < 5 * found.standard_error
+
+
 def test_one_huge_shard_among_single_ones_is_exact_and_small():
     rng = np.random.default_rng(0)
     single = [random_mixture(rng, "diagonal", 1, 19) for _ in range(999)]

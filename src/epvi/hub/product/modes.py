@@ -89,7 +89,8 @@ def _starts(stacked: Stack, key: AnyArray) -> Float[np.ndarray, "n d"]:
     walked = wander(stacked, key, _WALKERS, steps)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     shards = rng.permutation(np.arange(_STARTS - _WALKERS - 1) % stacked.num_shards)
-    cumulative = np.cumsum(np.exp(np.asarray(stacked.log_weights)[shards]), axis=1)
+    log_weights = np.asarray(stacked.log_weights)[shards]
+    cumulative = np.cumsum(np.exp(log_weights - log_weights.max(axis=1, keepdims=True)), axis=1)
     u = rng.uniform(size=(len(shards), 1)) * cumulative[:, -1:]
     means = np.asarray(stacked.means)[shards, np.sum(u > cumulative, axis=1)]
     return np.concatenate([np.zeros((1, stacked.dim)), means, walked])

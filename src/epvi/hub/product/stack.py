@@ -106,7 +106,7 @@ def _centred(structure: Structure, log_weights: AnyArray, means: AnyArray, roots
     half_log_dets = jax.vmap(jax.vmap(lambda root: structure.half_log_det(root, d)))(roots)
     # The reference point: the mean of the product of the shards' precision-averaged Gaussians.
     origin = means[0, 0]
-    weights, times = jnp.exp(log_weights), jax.vmap(jax.vmap(structure.times))
+    weights, times = jax.nn.softmax(log_weights, axis=1), jax.vmap(jax.vmap(structure.times))
     eta = jnp.tensordot(weights, times(precisions, means - origin[None, None]), axes=2)
     centre = origin + structure.solve(structure.root(jnp.tensordot(weights, precisions, axes=2)), eta)
     means = means - centre[None, None]
