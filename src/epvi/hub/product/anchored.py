@@ -26,9 +26,10 @@ from epvi.hub.product.blocks import Blocks, in_blocks, log_joint, select
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.modes import Modes, find_modes
 from epvi.hub.product.resampling import systematic
-from epvi.hub.product.result import Product, ProductMixture, Status
+from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Stack, check_memory, finish, stack
 from epvi.mixture import Estimate, GaussianMixture
+from epvi.status import Status
 from epvi.structure import Structure
 
 # What is spread evenly over the modes: this share of the anchors in every round, and of the Gaussians at the first.

@@ -19,9 +19,10 @@ from epvi import validation
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray
 from epvi.hub.product.fold import fold_singles
-from epvi.hub.product.result import Product, ProductMixture, Status, exactly
+from epvi.hub.product.result import Product, ProductMixture, exactly
 from epvi.hub.product.stack import Components, check_memory, components_of, constant, finish
 from epvi.mixture import GaussianMixture, over_blocks
+from epvi.status import Status
 from epvi.structure import Structure
 
 

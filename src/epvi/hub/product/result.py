@@ -11,17 +11,7 @@ import numpy as np
 
 from epvi.float64 import AnyArray
 from epvi.mixture import Estimate, GaussianMixture
-
-
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """Whether the result can be used as it is; when not, `text` says what to do."""
-
-    ok: bool
-    text: str
-
-    def __str__(self) -> str:
-        return self.text
+from epvi.status import Status
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,9 +25,10 @@ from epvi.hub.product.chain import Chain
 from epvi.hub.product.exact import fuse, halves, pair_log_weights, pairs
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.resampling import systematic
-from epvi.hub.product.result import Product, ProductMixture, Status
+from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Components, check_memory, finish, reweighted
 from epvi.mixture import Estimate, GaussianMixture
+from epvi.status import Status
 from epvi.structure import Structure
 
 
