@@ -4,8 +4,9 @@ Takes and gives nothing of its own. Values that leave a public verb are NumPy ar
 `jax.Array` is silently cut to float32 by the first operation outside the context when the user has x64 off.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import equinox as eqx
@@ -29,6 +30,13 @@ def is_traced(tree: Any) -> bool:
 def to_numpy(tree: T) -> T:
     """The same tree with NumPy arrays for leaves."""
     return jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, tree)
+
+
+@contextlib.contextmanager
+def promotion_allowed() -> Iterator[None]:
+    """JAX promotes ranks and dtypes, as NumPyro expects, whatever the user's configuration says elsewhere."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def in_float64(function: Callable[P, T]) -> Callable[P, T]:

@@ -139,6 +139,11 @@ class GaussianMixture(eqx.Module):
         """Independent draws."""
         return _sample(self, validation.at_least("num_samples", num_samples, 1), as_key(seed))
 
+    def covariances(self) -> Float[AnyArray, "K ..."]:
+        """The covariances as `from_covariances` takes them: (K,), (K, d) or (K, d, d)."""
+        packed = _packed_covariances(self.structure, self.roots)
+        return packed[:, 0] if self.structure.rank == 0 else packed
+
     @in_float64
     def mean(self) -> Float[AnyArray, " d"]:
         """E θ."""
@@ -323,3 +328,8 @@ def _reduce(mixture: GaussianMixture, num_components: int) -> GaussianMixture:
 @in_float64
 def _roots_of_covariances(structure: Structure, covariances: AnyArray) -> AnyArray:
     return jax.vmap(structure.root_of_covariance)(covariances)
+
+
+@in_float64
+def _packed_covariances(structure: Structure, roots: AnyArray) -> AnyArray:
+    return jax.vmap(structure.packed_covariance)(roots)

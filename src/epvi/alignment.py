@@ -1,0 +1,37 @@
+"""Exchangeable things in one order: components that differ only by a relabelling are brought together.
+
+Sources of a source analysis have no order of their own, so the same fit comes back as any of L! relabellings, and
+shards that chose different ones would multiply to nothing. Takes θ and a reference with its precisions; gives the order
+of coordinates in which θ is nearest to the reference, group by group, by optimal assignment.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from epvi.mixture import GaussianMixture
+from epvi.space import Space
+
+
+def order_like(space: Space, theta: np.ndarray, reference: np.ndarray, precision: np.ndarray) -> np.ndarray:
+    """Coordinates i such that theta[i] is the relabelling of θ nearest to `reference`, in units of precisions (d,)."""
+    order = np.arange(space.dim)
+    for group in space.exchangeable:
+        blocks = space.blocks(group)
+        away = theta[blocks][:, None] - reference[blocks][None, :]
+        cost = np.sum(precision[blocks][None, :] * away**2, axis=-1)
+        chosen, place = linear_sum_assignment(cost)
+        order[blocks[place]] = blocks[chosen]
+    return order
+
+
+def relabelled(mixture: GaussianMixture, orders: Sequence[np.ndarray]) -> GaussianMixture:
+    """The mixture with every component's coordinates in an order of its own."""
+    means = np.stack([mean[order] for mean, order in zip(np.asarray(mixture.means), orders, strict=True)])
+    covariances = mixture.covariances()
+    if mixture.structure.rank == 1:
+        covariances = np.stack([c[order] for c, order in zip(covariances, orders, strict=True)])
+    elif mixture.structure.rank == 2:
+        covariances = np.stack([c[np.ix_(order, order)] for c, order in zip(covariances, orders, strict=True)])
+    return GaussianMixture.from_covariances(means, covariances, mixture.weights)

@@ -1,0 +1,176 @@
+"""The space of the parameters: names, shapes and constraints; flat unconstrained θ ∈ ℝᵈ <-> named constrained values.
+
+Takes and gives plain arrays. A parameter's part of θ is what NumPyro's bijection of its support maps to the value;
+`log_jacobian` is the log-determinant that turns a density of the values into a density of θ.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from numpyro.distributions import biject_to
+
+from epvi import validation
+from epvi.errors import EpviError
+from epvi.float64 import AnyArray, ArrayLike, promotion_allowed
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Parameter:
+    """A named value of some shape with a NumPyro constraint as its support."""
+
+    name: str
+    shape: tuple[int, ...]
+    support: Any
+
+    @functools.cached_property
+    def transform(self) -> Any:
+        """NumPyro's bijection from unconstrained numbers to the value."""
+        return biject_to(self.support)
+
+    @functools.cached_property
+    def flat_shape(self) -> tuple[int, ...]:
+        """The shape of the unconstrained numbers."""
+        return tuple(self.transform.inverse_shape(self.shape))
+
+    @property
+    def size(self) -> int:
+        """How many coordinates of θ it takes."""
+        return math.prod(self.flat_shape)
+
+    def elements(self) -> Iterator[tuple[tuple[int, ...], str]]:
+        """Every index into the value, with its label: `w[0]`."""
+        for index in np.ndindex(self.shape):
+            yield index, f"{self.name}[{','.join(map(str, index))}]" if index else self.name
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Space:
+    """Parameters in the order of θ.
+
+    `exchangeable` holds groups of parameter names whose leading axes may be permuted together without changing the
+    model, such as the sources of a source analysis.
+    """
+
+    parameters: tuple[Parameter, ...]
+    exchangeable: tuple[tuple[str, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        for group in self.exchangeable:
+            self._check_group(group)
+
+    @functools.cached_property
+    def dim(self) -> int:
+        """The dimension d of θ."""
+        return sum(parameter.size for parameter in self.parameters)
+
+    @functools.cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each parameter is in θ."""
+        ends = np.cumsum([parameter.size for parameter in self.parameters])
+        return {p.name: slice(int(end) - p.size, int(end)) for p, end in zip(self.parameters, ends, strict=True)}
+
+    @functools.cached_property
+    def by_name(self) -> dict[str, Parameter]:
+        """The parameters by name."""
+        return {parameter.name: parameter for parameter in self.parameters}
+
+    def coordinate(self, i: int) -> str:
+        """What coordinate i of θ belongs to, in words for a message."""
+        name = next(name for name, part in self.slices.items() if part.start <= i < part.stop)
+        parameter = self.by_name[name]
+        if not parameter.flat_shape:
+            return name
+        index = np.unravel_index(i - self.slices[name].start, parameter.flat_shape)
+        return f"{name}[{','.join(str(int(j)) for j in index)}]"
+
+    def describe(self) -> str:
+        """Names and shapes, for a message."""
+        return ", ".join(f"{p.name} {p.shape}" if p.shape else p.name for p in self.parameters)
+
+    def signature(self) -> tuple:
+        """What two spaces must share for their θ to mean the same."""
+        numbers = [tuple(np.asarray(x).ravel().tolist() for x in jax.tree.leaves(p.support)) for p in self.parameters]
+        kinds = [str(jax.tree.structure(p.support)) for p in self.parameters]
+        listed = zip(self.parameters, kinds, numbers, strict=True)
+        return tuple((p.name, p.shape, kind, bounds) for p, kind, bounds in listed), self.exchangeable
+
+    # Pure functions of one θ, for tracing.
+
+    def parts(self, theta: Float[AnyArray, " d"]) -> dict[str, jax.Array]:
+        """The unconstrained numbers of each parameter."""
+        return {p.name: jnp.reshape(theta[self.slices[p.name]], p.flat_shape) for p in self.parameters}
+
+    def values(self, theta: Float[AnyArray, " d"]) -> dict[str, jax.Array]:
+        """The constrained value of each parameter."""
+        parts = self.parts(theta)
+        with promotion_allowed():
+            return {p.name: p.transform(parts[p.name]) for p in self.parameters}
+
+    def log_jacobian(self, theta: Float[AnyArray, " d"]) -> jax.Array:
+        """Log |∂ value / ∂ θ|, summed over the parameters."""
+        parts, values = self.parts(theta), self.values(theta)
+        with promotion_allowed():
+            logs = [p.transform.log_abs_det_jacobian(parts[p.name], values[p.name]) for p in self.parameters]
+            return functools.reduce(jnp.add, [jnp.sum(log) for log in logs], jnp.zeros((), theta.dtype))
+
+    # The same for arrays of θ, from outside.
+
+    def constrain(self, theta: ArrayLike) -> dict[str, np.ndarray]:
+        """Named constrained values, each of shape (..., *shape), for θ of shape (..., d)."""
+        theta = validation.points(theta, self.dim)
+        with jax.enable_x64(True):
+            values = jax.vmap(self.values)(jnp.asarray(theta).reshape(-1, self.dim))
+        return {name: np.asarray(value).reshape(*theta.shape[:-1], *value.shape[1:]) for name, value in values.items()}
+
+    def unconstrain(self, values: Mapping[str, ArrayLike]) -> np.ndarray:
+        """θ of shape (..., d) for named constrained values of shapes (..., *shape)."""
+        missing = [name for name in self.by_name if name not in values]
+        unknown = [name for name in values if name not in self.by_name]
+        if missing or unknown:
+            raise EpviError(
+                f"values name {', '.join(map(str, values)) or 'nothing'}: pass exactly {', '.join(self.by_name)}."
+            )
+        arrays = {name: validation.finite_array(name, values[name]) for name in self.by_name}
+        for p in self.parameters:
+            if arrays[p.name].shape[arrays[p.name].ndim - len(p.shape) :] != p.shape:
+                raise EpviError(f"{p.name} has shape {arrays[p.name].shape}: its last axes must be {p.shape}.")
+        batch = {arrays[p.name].shape[: arrays[p.name].ndim - len(p.shape)] for p in self.parameters}
+        if len(batch) > 1:
+            raise EpviError(f"the values have different leading axes {sorted(batch)}: pass the same for all.")
+        with jax.enable_x64(True), promotion_allowed():
+            flat = [p.transform.inv(jnp.asarray(arrays[p.name])) for p in self.parameters]
+            sizes = [(*next(iter(batch)), p.size) for p in self.parameters]
+            theta = np.asarray(jnp.concatenate([jnp.reshape(x, s) for x, s in zip(flat, sizes, strict=True)], axis=-1))
+        if not np.all(np.isfinite(theta)):
+            bad = self.coordinate(int(np.argmin(np.all(np.isfinite(theta.reshape(-1, self.dim)), axis=0))))
+            raise EpviError(f"{bad.split('[')[0]} is outside or on the edge of its support: pass values inside it.")
+        return theta
+
+    # Exchangeable groups.
+
+    def _check_group(self, group: tuple[str, ...]) -> None:
+        unknown = [name for name in group if name not in self.by_name]
+        if unknown:
+            raise EpviError(f"exchangeable names {unknown[0]!r}, which is not a parameter of ({self.describe()}).")
+        sizes = {self.by_name[name].shape[:1] for name in group}
+        moved = {self.by_name[name].flat_shape[:1] for name in group}
+        if len(sizes) != 1 or sizes != moved or sizes == {()}:
+            raise EpviError(
+                f"exchangeable names {', '.join(group)}: these parameters need leading axes of one length, and supports"
+                " that treat the entries along it alike."
+            )
+
+    def blocks(self, group: tuple[str, ...]) -> np.ndarray:
+        """The coordinates of θ that belong to each of the L exchangeable things, (L, coordinates of one)."""
+        rows = []
+        for name in group:
+            part = np.arange(self.dim)[self.slices[name]]
+            rows.append(part.reshape(self.by_name[name].shape[0], -1))
+        return np.concatenate(rows, axis=1)
