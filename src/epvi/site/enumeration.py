@@ -1,0 +1,52 @@
+"""Discrete latent sites of single rows, summed out.
+
+log p(y_i | θ) = log Σ_z p(y_i, z | θ) over all values z of the row's discrete sites. The model is run on one row at a
+time (vectorised over rows), once for every combination of values.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+
+from epvi.errors import EpviError
+from epvi.site.tracing import Site, choices
+
+# Beyond this, summing out costs more than any shard saves.
+_MOST_COMBINATIONS = 256
+
+
+def combinations(sites: Sequence[Site], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Every combination of values of the discrete sites of one row, stacked along a new leading axis."""
+    values = [choices(site) for site in sites]
+    counts = [math.prod(shapes[site["name"]]) for site in sites]
+    total = math.prod(len(v) ** n for v, n in zip(values, counts, strict=True))
+    if total > _MOST_COMBINATIONS:
+        names = ", ".join(site["name"] for site in sites)
+        raise EpviError(
+            f"the discrete parameters {names} have {total:,} combinations of values in one row, more than"
+            f" {_MOST_COMBINATIONS}: sum them out by hand and put the result into numpyro.factor."
+        )
+    ranges = [range(len(v)) for v, n in zip(values, counts, strict=True) for _ in range(n)]
+    table = jnp.asarray(list(itertools.product(*ranges)), int).reshape(total, -1)
+    stacked, column = {}, 0
+    for site, value, count in zip(sites, values, counts, strict=True):
+        index = table[:, column : column + count]
+        event = site["fn"].event_shape
+        stacked[site["name"]] = value[index].reshape(total, *shapes[site["name"]], *event)
+        column += count
+    return stacked
+
+
+def summed_out(log_joint: Callable[[dict[str, Any], Any], Any], table: dict[str, Any], block: Any) -> jax.Array:
+    """Log Σ_z p(y_i, z) for every row i, with `log_joint(z, rows)` the log density of a block of one row."""
+
+    def one_row(row: Any) -> jax.Array:
+        single = jax.tree.map(lambda column: column[None], row)
+        return logsumexp(jax.vmap(lambda z: log_joint(z, single))(table))
+
+    return jax.vmap(one_row)(dict(block))

@@ -1,0 +1,304 @@
+"""What a NumPyro model is made of, found by running it on a few rows and by reading the program JAX makes of it.
+
+Takes the function and the first rows; gives an `Inspection`: the space of the parameters, which sites are prior and
+which are likelihood (with the axis of their rows), what is summed out. Models that cannot be sharded are refused here.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from epvi.errors import EpviError
+from epvi.float64 import is_traced, promotion_allowed
+from epvi.site.enumeration import combinations, summed_out
+from epvi.site.target import Block
+from epvi.site.tracing import (
+    Site,
+    Sites,
+    depends,
+    failed,
+    given,
+    is_discrete,
+    is_factor,
+    is_latent,
+    log_prob,
+    placed,
+    run,
+    trace_program,
+)
+from epvi.space import Parameter, Space
+
+# Two numbers of rows; an axis that changes with them is an axis of rows.
+MANY, FEW = 12, 8
+
+
+class Discrete(NamedTuple):
+    """A discrete site of single rows: a value it can have, its shape, and which axis of that shape is the rows'."""
+
+    value: np.ndarray
+    shape: tuple[int, ...]
+    axis: int
+
+    def filled(self, n: int) -> np.ndarray:
+        """That value for n rows."""
+        shape = (*self.shape[: self.axis], n, *self.shape[self.axis + 1 :])
+        return np.broadcast_to(self.value, shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Inspection:
+    """What the model is made of."""
+
+    space: Space
+    fixed: Mapping[str, Any]
+    example: Mapping[str, np.ndarray]
+    prior_sites: tuple[str, ...]
+    # Sites of the likelihood with the axis of their log density that counts rows.
+    row_axes: Mapping[str, int]
+    discrete: Mapping[str, Discrete]
+    table: Mapping[str, Any] | None
+    # Observed sites whose support is known without θ: what to call them in a message, and their axis of rows.
+    supported: Mapping[str, tuple[str, int]]
+
+    def sites(self, function: Callable, values: Mapping[str, Any], block: Block) -> Sites:
+        """Run the model on a block; discrete sites have the first of their values unless `values` names them."""
+        n = len(next(iter(block.values())))
+        first = {name: one.filled(n) for name, one in self.discrete.items()}
+        columns = {name: jnp.asarray(column) for name, column in block.items()}
+        return run(function, given({**first, **values}), {**self.fixed, **columns}, n)
+
+    def per_row(self, function: Callable, values: Mapping[str, Any], block: Block) -> Any:
+        """Σ over likelihood sites, and over all axes but the rows'."""
+        sites = self.sites(function, values, block)
+        total = None
+        for name, axis in self.row_axes.items():
+            log = log_prob(sites.by_name[name], sites)
+            log = jnp.sum(log, axis=tuple(i for i in range(log.ndim) if i != axis))
+            with promotion_allowed():
+                total = log if total is None else total + log
+        return total
+
+    def summed_out(self, function: Callable, values: Mapping[str, Any], block: Block) -> Any:
+        """The same for every combination of the row's discrete values, summed over those."""
+
+        def log_joint(z: dict[str, Any], row: Any) -> Any:
+            sites = self.sites(function, {**values, **z}, row)
+            with promotion_allowed():
+                return sum(jnp.sum(log_prob(sites.by_name[n], sites)) for n in (*self.discrete, *self.row_axes))
+
+        assert self.table is not None
+        with promotion_allowed():
+            return summed_out(log_joint, dict(self.table), block)
+
+
+class _Shapes(NamedTuple):
+    """The log densities of all sites for one number of rows, and what they are computed from."""
+
+    shapes: dict[str, tuple[int, ...]]
+    from_rows: dict[str, bool]
+    from_theta: dict[str, bool]
+    support_moves: dict[str, bool]
+
+
+def inspect_model(
+    function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray], exchangeable: tuple
+) -> Inspection:
+    """Find out what the model is made of, or refuse it in one sentence."""
+    example = _take(rows, MANY)
+    with jax.enable_x64(True):
+        many = _run_abstract(function, fixed, example)
+        few = _run_abstract(function, fixed, _take(rows, FEW))
+        _refuse_params(many)
+        supported = _supported_names(many)
+        if any(is_latent(site) and _needs_numbers(site) for site in many.by_name.values()):
+            many = _run_plain(function, fixed, example)
+        latent = [site for site in many.by_name.values() if is_latent(site)]
+        discrete = {site["name"]: _discrete(site, few) for site in latent if is_discrete(site)}
+        space = Space(tuple(_parameter(site, few) for site in latent if site["name"] not in discrete), exchangeable)
+        if not space.parameters:
+            raise EpviError("the model has no continuous parameter without an observed value: there is nothing to fit.")
+        wide = _program(function, fixed, example, space, discrete)
+        narrow = _program(function, fixed, _take(rows, FEW), space, discrete)
+        _refuse_latents(space, wide)
+        prior, row_axes = _roles(many, wide, narrow, space, discrete)
+        table = None
+        if discrete:
+            one = _run_plain(function, fixed, _take(rows, 1))
+            local = [one.by_name[name] for name in discrete]
+            shapes = {site["name"]: tuple(site["fn"].batch_shape) for site in local}
+            table = jax.tree.map(np.asarray, combinations(local, shapes))
+    checked = {name: (supported[name], row_axes[name]) for name in row_axes if name in supported}
+    checked = {name: found for name, found in checked.items() if not wide.support_moves[name]}
+    return Inspection(space, fixed, example, prior, row_axes, discrete, table, checked)
+
+
+def observed_columns(function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> list[str]:
+    """Columns that are the observed value of a site."""
+    with jax.enable_x64(True):
+        sites = _run_abstract(function, fixed, _take(rows, FEW)).by_name.values()
+    return [name for site in sites if site["type"] == "sample" and site["is_observed"] for name in site["columns"]]
+
+
+def _take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
+    """The first n rows, over and over when there are fewer."""
+    have = len(next(iter(rows.values())))
+    return {name: np.asarray(column[np.arange(n) % have]) for name, column in rows.items()}
+
+
+def _run_plain(function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray]) -> Sites:
+    try:
+        arguments = {**fixed, **{name: jnp.asarray(column) for name, column in block.items()}}
+        return run(function, placed, arguments, len(next(iter(block.values()))))
+    except EpviError:
+        raise
+    except Exception as error:
+        raise failed(error) from error
+
+
+def _run_abstract(function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray]) -> Sites:
+    """The sites with their shapes but without numbers, which costs no compilation."""
+    seen = []
+
+    def record(columns: dict[str, Any]) -> int:
+        sites = run(function, placed, {**fixed, **columns}, len(next(iter(block.values()))))
+        for site in sites.by_name.values():
+            site["columns"] = [name for name, column in columns.items() if site.get("value") is column]
+        seen.append(sites)
+        return 0
+
+    trace_program(record, dict(block))
+    return seen[0]
+
+
+def _needs_numbers(site: Site) -> bool:
+    return is_discrete(site) or is_traced(site["fn"].support)
+
+
+def _supported_names(many: Sites) -> dict[str, str]:
+    """Observed sites with a support to check their values against, and what to call them in a message."""
+    names = {}
+    for name, site in many.by_name.items():
+        if site["type"] == "sample" and site["is_observed"] and not is_factor(site) and site["fn"].support is not None:
+            columns = site["columns"]
+            names[name] = f"column {columns[0]!r}" if columns else f"observed site {name!r}"
+    return names
+
+
+def _refuse_params(sites: Sites) -> None:
+    for site in sites.by_name.values():
+        if site["type"] in ("param", "mutable"):
+            raise EpviError(
+                f"the model has a {site['type']} site {site['name']!r}, which has no prior:"
+                " make it a sample site (dist.ImproperUniform is a flat prior), or a fixed argument."
+            )
+
+
+def _parameter(site: Site, few: Sites) -> Parameter:
+    name, shape = site["name"], tuple(np.shape(site["value"]))
+    if name not in few.by_name or tuple(np.shape(few.by_name[name]["value"])) != shape:
+        raise EpviError(
+            f"the shape of parameter {name!r} depends on the number of rows, so shards would have different parameters."
+            f" If {name!r} is observed, pass obs= and give its column; otherwise sum the rows' own parameters out."
+        )
+    return Parameter(name, shape, site["fn"].support)
+
+
+def _discrete(site: Site, few: Sites) -> Discrete:
+    shape, other = site["fn"].batch_shape, few.by_name[site["name"]]["fn"].batch_shape
+    axes = [i for i, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b]
+    if len(axes) != 1:
+        raise EpviError(
+            f"the discrete parameter {site['name']!r} is shared by all rows, so what shards say of it cannot be"
+            " multiplied: give it one value per row inside the rows' plate, or sum it out by hand."
+        )
+    first = np.asarray(site["value"])[(0,) * len(shape)]
+    return Discrete(first, (*shape, *site["fn"].event_shape), axes[0])
+
+
+def _program(
+    function: Callable, fixed: Mapping, block: Mapping, space: Space, discrete: Mapping[str, Discrete]
+) -> _Shapes:
+    """Trace the log density of every sample site as a program of θ and the block."""
+    n = len(next(iter(block.values())))
+
+    def logs(theta: Any, rows: Any) -> Any:
+        values = {**space.values(theta), **{name: one.filled(n) for name, one in discrete.items()}}
+        sites = run(function, given(values), {**fixed, **rows}, n)
+        sample = [site for site in sites.by_name.values() if site["type"] == "sample"]
+        supports = {site["name"]: jax.tree.leaves(site["fn"].support) for site in sample}
+        return {site["name"]: log_prob(site, sites) for site in sample}, supports
+
+    theta = jax.ShapeDtypeStruct((space.dim,), np.float64)
+    program, (shapes, supports) = trace_program(logs, theta, dict(block))
+    num_logs, leaves = len(shapes), len(jax.tree.leaves(dict(block)))
+    from_rows = depends(program, [False, *[True] * leaves])
+    from_theta = depends(program, [True, *[False] * leaves])
+    owners = [name for name in sorted(supports) for _ in supports[name]]
+    moving = [a or b for a, b in zip(from_rows[num_logs:], from_theta[num_logs:], strict=True)]
+    moves = {name: any(m for owner, m in zip(owners, moving, strict=True) if owner == name) for name in shapes}
+    names = sorted(shapes)  # the order in which JAX flattens a dict
+    return _Shapes(
+        {name: tuple(shapes[name].shape) for name in shapes},
+        dict(zip(names, from_rows[:num_logs], strict=True)),
+        dict(zip(names, from_theta[:num_logs], strict=True)),
+        moves,
+    )
+
+
+def _refuse_latents(space: Space, wide: _Shapes) -> None:
+    for parameter in space.parameters:
+        if wide.support_moves[parameter.name]:
+            raise EpviError(
+                f"the support of parameter {parameter.name!r} depends on other parameters or on rows: write it as a"
+                " function of a parameter with a fixed support, for example low + (high - low) * u with u in (0, 1)."
+            )
+        if wide.from_rows[parameter.name]:
+            raise EpviError(
+                f"the prior of parameter {parameter.name!r} depends on the rows, so every shard would have another"
+                " prior: compute what it needs beforehand and pass it as a fixed argument."
+            )
+
+
+def _roles(
+    many: Sites, wide: _Shapes, narrow: _Shapes, space: Space, discrete: Mapping
+) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Which sites are prior, and which are likelihood (with their axis of rows)."""
+    prior, row_axes = [parameter.name for parameter in space.parameters], {}
+    for name, shape in wide.shapes.items():
+        if name in space.by_name or name in discrete:
+            continue
+        other = narrow.shapes[name]
+        axes = [i for i, (a, b) in enumerate(zip(shape, other, strict=False)) if a != b]
+        if not axes and not wide.from_rows[name]:
+            prior.append(name)
+        elif len(axes) == 1 and len(shape) == len(other) and shape[axes[0]] == MANY:
+            row_axes[name] = axes[0]
+        else:
+            raise EpviError(_no_row_axis(many.by_name[name], len(axes)))
+    if not row_axes:
+        raise EpviError(
+            "the model ignores its data: no observed or factor site depends on the rows. Pass the observed column with"
+            " obs= inside the rows' plate."
+        )
+    if not any(wide.from_theta[name] for name in row_axes):
+        raise EpviError("no parameter of the model has a part in the likelihood: the rows cannot teach anything.")
+    return tuple(prior), row_axes
+
+
+def _no_row_axis(site: Site, num_axes: int) -> str:
+    name = site["name"]
+    kind = "factor" if is_factor(site) else "observed site"
+    if num_axes > 1:
+        return (
+            f"the log density of {kind} {name!r} has more than one axis of rows: a column probably has shape (n, 1)"
+            " where the model means (n,). Reshape it."
+        )
+    return (
+        f"{kind} {name!r} depends on the rows but has no axis of rows, so it would count once in every shard: put it"
+        ' into `with numpyro.plate("rows", x.shape[0])` with one value per row (to_event must leave the rows\' axis'
+        " alone)."
+    )

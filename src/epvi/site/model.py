@@ -1,0 +1,196 @@
+"""A model: a NumPyro function, or two log densities -> log prior(θ) and log likelihood(θ, block) per row, on ℝᵈ.
+
+Takes the user's functions; `Model.on(rows)` gives the `Target` that inference works with. Latent sites are prior;
+observed and factor sites are likelihood when they depend on rows, prior when they do not.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import constraints
+
+from epvi.errors import EpviError
+from epvi.float64 import promotion_allowed
+from epvi.site.inspection import FEW, MANY, Inspection, inspect_model
+from epvi.site.target import Block, Target
+from epvi.site.tracing import log_prob, trace_program
+from epvi.space import Parameter, Space
+
+
+class Model:
+    """A NumPyro model function whose arguments are columns of rows, with `fixed` keyword arguments that are not.
+
+    An argument without a default must be a column of the rows; an argument that defaults to None may be (the observed
+    column, which `predict` leaves out). `exchangeable` names groups of parameters whose leading axes may be permuted
+    together without changing the model: shards are then aligned before they are multiplied.
+    """
+
+    def __init__(self, function: Callable, *, exchangeable: Sequence[Sequence[str]] = (), **fixed: Any) -> None:
+        if not callable(function):
+            raise EpviError(f"the model is a {type(function).__name__}: pass a NumPyro model function.")
+        self.function = function
+        self.fixed = fixed
+        self.exchangeable = tuple(tuple(group) for group in exchangeable)
+        self.name = getattr(function, "__name__", type(function).__name__)
+        self._arguments = inspect.signature(function).parameters
+        unknown = [name for name in fixed if name not in self._arguments and not self._takes_anything]
+        if unknown:
+            raise EpviError(f"{self.name} has no argument {unknown[0]!r}: it takes {', '.join(self._arguments)}.")
+
+    @staticmethod
+    def from_log_density(
+        log_prior: Callable[[dict[str, Any]], Any],
+        log_likelihood: Callable[[dict[str, Any], dict[str, Any]], Any],
+        parameters: Mapping[str, Sequence[int] | int],
+        *,
+        supports: Mapping[str, Any] | None = None,
+        exchangeable: Sequence[Sequence[str]] = (),
+    ) -> "DensityModel":
+        """A model from two plain JAX functions.
+
+        `log_prior(values) -> ()` and `log_likelihood(values, block) -> (n,)` take the parameters as a dict of
+        constrained values; `parameters` gives their shapes and `supports` the NumPyro constraints of those that are
+        not real. The Jacobian of the constraints is added for you.
+        """
+        return DensityModel(log_prior, log_likelihood, parameters, supports or {}, exchangeable)
+
+    def __repr__(self) -> str:
+        return f"Model({self.name})"
+
+    @property
+    def _takes_anything(self) -> bool:
+        return any(argument.kind is argument.VAR_KEYWORD for argument in self._arguments.values())
+
+    def takes(self, name: str) -> bool:
+        """Whether a column of this name is an argument."""
+        return name not in self.fixed and (name in self._named() or self._takes_anything)
+
+    def _named(self) -> list[str]:
+        kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        return [name for name, a in self._arguments.items() if name not in self.fixed and a.kind not in kinds]
+
+    def columns(self, names: Sequence[str]) -> None:
+        """Refuse columns that are not arguments, and arguments that need a column and have none."""
+        takes = self._named()
+        for name in names:
+            if not self.takes(name):
+                fixed = ", which is fixed" if name in self.fixed else ""
+                raise EpviError(
+                    f"column {name!r} is not an argument of {self.name}{fixed}: its columns are {', '.join(takes)}."
+                )
+        for name in takes:
+            needed = self._arguments[name].default is inspect.Parameter.empty
+            if needed and name not in names:
+                raise EpviError(
+                    f"{self.name} needs a column {name!r}, which the rows do not have"
+                    f" (they have {', '.join(names) or 'none'}): add it, or fix it with Model({self.name}, {name}=...)."
+                )
+
+    def on(self, rows: Mapping[str, np.ndarray]) -> Target:
+        """The target for rows with these columns; looks at the first rows only."""
+        self.columns(list(rows))
+        found = inspect_model(self.function, self.fixed, rows, self.exchangeable)
+        return Target(
+            found.space,
+            functools.partial(_log_prior, self.function, found, MANY),
+            functools.partial(_log_prior, self.function, found, FEW),
+            functools.partial(_log_likelihood, self.function, found),
+            functools.partial(_outside, self.function, found),
+        )
+
+
+class DensityModel(Model):
+    """A model made by `Model.from_log_density`."""
+
+    def __init__(
+        self,
+        log_prior: Callable,
+        log_likelihood: Callable,
+        parameters: Mapping[str, Sequence[int] | int],
+        supports: Mapping[str, Any],
+        exchangeable: Sequence[Sequence[str]],
+    ) -> None:
+        if not callable(log_prior) or not callable(log_likelihood):
+            raise EpviError("log_prior and log_likelihood must be functions of a dict of parameter values.")
+        if not parameters:
+            raise EpviError('parameters is empty: name at least one with its shape, as in {"w": (3,), "scale": ()}.')
+        unknown = [name for name in supports if name not in parameters]
+        if unknown:
+            raise EpviError(f"supports names {unknown[0]!r}, which is not among the parameters.")
+        self.name = getattr(log_likelihood, "__name__", "model")
+        self.fixed = {}
+        self._prior, self._likelihood = log_prior, log_likelihood
+        listed = []
+        for name, shape in parameters.items():
+            sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+            listed.append(Parameter(name, sizes, supports.get(name, constraints.real)))
+        self._space = Space(tuple(listed), tuple(tuple(group) for group in exchangeable))
+
+    def takes(self, name: str) -> bool:
+        """Plain functions take the whole block."""
+        return True
+
+    def columns(self, names: Sequence[str]) -> None:
+        """Nothing to refuse: plain functions take the whole block."""
+
+    def on(self, rows: Mapping[str, np.ndarray]) -> Target:
+        """The target for rows with these columns."""
+        space = self._space
+
+        def log_prior(theta: Any) -> Any:
+            with promotion_allowed():
+                return jnp.asarray(self._prior(space.values(theta))) + space.log_jacobian(theta)
+
+        def log_likelihood(theta: Any, block: Block) -> Any:
+            with promotion_allowed():
+                return jnp.asarray(self._likelihood(space.values(theta), dict(block)))
+
+        n = min(len(next(iter(rows.values()))), 8)
+        block = {name: column[:n] for name, column in rows.items()}
+        theta = jax.ShapeDtypeStruct((space.dim,), np.float64)
+        with jax.enable_x64(True):
+            _, prior = trace_program(log_prior, theta)
+            _, likelihood = trace_program(log_likelihood, theta, block)
+        if prior.shape != ():
+            raise EpviError(f"log_prior gives shape {prior.shape}: it must give one number.")
+        if likelihood.shape != (n,):
+            raise EpviError(
+                f"log_likelihood gives shape {likelihood.shape} for {n} rows: it must give one number per row, {(n,)}."
+            )
+        return Target(space, log_prior, log_prior, log_likelihood, lambda block: {})
+
+
+def _log_prior(function: Callable, found: Inspection, num_rows: int, theta: Any) -> Any:
+    """Σ log p over latent sites and over what does not depend on rows, with the Jacobian of the constraints."""
+    example = {name: column[:num_rows] for name, column in found.example.items()}
+    sites = found.sites(function, found.space.values(theta), example)
+    terms = [jnp.sum(log_prob(sites.by_name[name], sites)) for name in found.prior_sites]
+    with promotion_allowed():
+        return functools.reduce(jnp.add, terms, found.space.log_jacobian(theta))
+
+
+def _log_likelihood(function: Callable, found: Inspection, theta: Any, block: Block) -> Any:
+    """Σ log p over the sites that depend on rows, one value per row."""
+    values = found.space.values(theta)
+    return (found.per_row if found.table is None else found.summed_out)(function, values, block)
+
+
+def _outside(function: Callable, found: Inspection, block: Block) -> dict[str, Any]:
+    """Rows with an observed value outside the support of its distribution, by column or site."""
+    sites = found.sites(function, found.space.values(jnp.zeros(found.space.dim)), block)
+    bad = {}
+    for name, (label, axis) in found.supported.items():
+        site = sites.by_name[name]
+        try:
+            with promotion_allowed():
+                inside = jnp.asarray(site["fn"].support(site["value"]))
+                inside = jnp.broadcast_to(inside, jnp.broadcast_shapes(inside.shape, site["fn"].batch_shape))
+        except NotImplementedError:
+            continue
+        bad[label] = ~jnp.all(inside, axis=tuple(i for i in range(inside.ndim) if i != axis))
+    return bad

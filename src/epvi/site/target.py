@@ -1,0 +1,71 @@
+"""The narrow waist between model languages and the engine: a log prior and a log likelihood per row on θ ∈ ℝᵈ."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Float
+
+from epvi.errors import EpviError
+from epvi.float64 import AnyArray, promotion_allowed, to_numpy
+from epvi.site.tracing import failed
+from epvi.space import Space
+
+Block = Mapping[str, AnyArray]
+
+# A likelihood that factors over rows gives the same numbers for a block and for its halves, up to rounding.
+_SAME = 1e-5
+_ROWS_TO_TRY = 64
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Target:
+    """What inference needs of a model. All are pure functions that JAX can transform.
+
+    `log_prior(θ)` holds the Jacobian of the constraints, so that a share f of it in every shard multiplies to the
+    posterior's density in ℝᵈ; `log_prior_again` computes it from another number of rows. `outside(block)` tells, per
+    observed column or site, which rows the likelihood cannot have made whatever θ is.
+    """
+
+    space: Space
+    log_prior: Callable[[Float[AnyArray, " d"]], Float[AnyArray, ""]]
+    log_prior_again: Callable[[Float[AnyArray, " d"]], Float[AnyArray, ""]]
+    log_likelihood: Callable[[Float[AnyArray, " d"], Block], Float[AnyArray, " n"]]
+    outside: Callable[[Block], dict[str, Bool[AnyArray, " n"]]]
+
+    def check(self, rows: Mapping[str, np.ndarray]) -> None:
+        """Refuse a model whose shards would not multiply to its posterior: try it on the first rows."""
+        block = {name: column[:_ROWS_TO_TRY] for name, column in rows.items()}
+        n = len(next(iter(block.values())))
+        halves = [{name: column[part] for name, column in block.items()} for part in np.array_split(np.arange(n), 2)]
+        theta = 0.3 * np.random.default_rng(0).standard_normal(self.space.dim)
+
+        def everything(theta: AnyArray) -> tuple:
+            parts = [self.log_likelihood(theta, part) for part in ((block, *halves) if n > 1 else ())]
+            return self.log_prior(theta), self.log_prior_again(theta), parts
+
+        with jax.enable_x64(True), promotion_allowed():
+            try:
+                prior, prior_again, parts = to_numpy(jax.jit(everything)(theta))
+            except EpviError:
+                raise
+            except Exception as error:
+                raise failed(error) from error
+        if not np.isclose(prior, prior_again, rtol=1e-9, atol=1e-9, equal_nan=True):
+            raise EpviError(
+                "the prior depends on the number of rows, so every shard would have another prior: pass what it needs"
+                " as a fixed argument."
+            )
+        if parts and not _equal(parts[0], np.concatenate(parts[1:])):
+            raise EpviError(
+                "the likelihood does not factor over rows: a row's log likelihood changes when other rows are taken"
+                " away. Shards cannot be fitted apart then. Move what is computed from several rows (centring, scaling,"
+                " lags, sums) out of the model into the columns, or give it as a fixed argument."
+            )
+
+
+def _equal(whole: np.ndarray, parts: np.ndarray) -> bool:
+    with np.errstate(invalid="ignore"):
+        near = np.abs(whole - parts) <= _SAME * (1 + np.abs(whole))
+    return bool(np.all(near | (whole == parts) | (np.isnan(whole) & np.isnan(parts))))

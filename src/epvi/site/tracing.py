@@ -1,0 +1,153 @@
+"""Running a NumPyro model with given values, and what its sites depend on.
+
+Takes the user's function, its arguments and the values of its latent sites; gives NumPyro's record of every site.
+Plates give all their rows: subsampling is for optimisers that pick rows by themselves.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Var
+from numpyro import handlers
+from numpyro.distributions import biject_to
+from numpyro.distributions.distribution import Unit
+from numpyro.primitives import Messenger
+
+from epvi.errors import EpviError
+from epvi.float64 import promotion_allowed
+
+Site = dict[str, Any]
+
+
+class Sites(NamedTuple):
+    """The sites of one run, and by how much a plate that stands for more rows than it was given would scale them."""
+
+    by_name: dict[str, Site]
+    plate_scales: dict[str, float]
+
+
+class _AllRows(Messenger):
+    """Plates in full; one that is told of `num_rows` rows out of a larger total is a plate of those rows."""
+
+    def __init__(self, function: Callable, num_rows: int) -> None:
+        super().__init__(function)
+        self.num_rows = num_rows
+        self.scales: dict[str, float] = {}
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] != "plate":
+            return
+        size, subsample_size = msg["args"]
+        if subsample_size is None or subsample_size == size:
+            return
+        taken = self.num_rows if subsample_size == self.num_rows else size
+        self.scales[msg["name"]] = size / taken
+        msg["args"] = (taken, taken)
+        msg["value"] = jnp.arange(taken)
+
+
+def run(function: Callable, value_of: Callable[[Site], Any], arguments: Mapping[str, Any], num_rows: int) -> Sites:
+    """Run the model with latent values chosen by `value_of` and record its sites."""
+    with promotion_allowed():
+        seeded = handlers.seed(function, rng_seed=0)
+        full = _AllRows(handlers.substitute(seeded, substitute_fn=value_of), num_rows)
+        return Sites(dict(handlers.trace(full).get_trace(**arguments)), full.scales)
+
+
+def given(values: Mapping[str, Any]) -> Callable[[Site], Any]:
+    """Latent sites have these values."""
+    return lambda site: values.get(site["name"]) if is_latent(site) else None
+
+
+def placed(site: Site) -> Any:
+    """A value inside the support of a latent site, found without drawing (improper priors cannot be drawn from)."""
+    if not is_latent(site):
+        return None
+    shape = site["fn"].shape(site["kwargs"].get("sample_shape", ()))
+    if is_discrete(site):
+        return jnp.broadcast_to(choices(site)[0], shape)
+    try:
+        transform = biject_to(site["fn"].support)
+    except NotImplementedError:
+        raise EpviError(
+            f"parameter {site['name']!r} lives in {site['fn'].support}, for which NumPyro has no bijection from"
+            " unconstrained numbers: write it as a function of parameters that have one."
+        ) from None
+    return transform(jnp.zeros(transform.inverse_shape(shape)))
+
+
+def is_latent(site: Site) -> bool:
+    """Whether the site is a sample site without an observed value."""
+    return site["type"] == "sample" and not site["is_observed"]
+
+
+def is_factor(site: Site) -> bool:
+    """Whether the site came from `numpyro.factor`."""
+    base = site["fn"]
+    while hasattr(base, "base_dist"):
+        base = base.base_dist
+    return isinstance(base, Unit)
+
+
+def is_discrete(site: Site) -> bool:
+    """Whether the values of the site are countable."""
+    support = site["fn"].support
+    return support is not None and bool(support.is_discrete)
+
+
+def choices(site: Site) -> Any:
+    """The values that a discrete site can take, one per entry of the leading axis, each of the event's shape."""
+    if not site["fn"].has_enumerate_support:
+        raise EpviError(
+            f"the discrete parameter {site['name']!r} has infinitely many values, so NumPyro cannot enumerate it:"
+            " sum it out by hand and put the result into numpyro.factor."
+        )
+    values = site["fn"].enumerate_support(expand=False)
+    return jnp.reshape(values, (values.shape[0], *site["fn"].event_shape))
+
+
+def log_prob(site: Site, sites: Sites) -> Any:
+    """The site's log density as the model counts it: masked, scaled, one number per entry of its batch."""
+    with promotion_allowed():
+        intermediates = site.get("intermediates")
+        extra = (intermediates,) if intermediates else ()
+        value = site["fn"].log_prob(site["value"], *extra)
+        scale = 1.0 if site["scale"] is None else site["scale"]
+        for frame in site["cond_indep_stack"]:
+            scale = scale / sites.plate_scales.get(frame.name, 1.0)
+        return value if isinstance(scale, float) and scale == 1.0 else scale * value
+
+
+def depends(jaxpr: ClosedJaxpr, sources: Sequence[bool]) -> list[bool]:
+    """Which outputs of a program are computed from any of the marked inputs."""
+    reached = {var for var, marked in zip(jaxpr.jaxpr.invars, sources, strict=True) if marked}
+    for equation in jaxpr.jaxpr.eqns:
+        if any(isinstance(var, Var) and var in reached for var in equation.invars):
+            reached.update(equation.outvars)
+    return [isinstance(var, Var) and var in reached for var in jaxpr.jaxpr.outvars]
+
+
+def trace_program(function: Callable, *arguments: Any) -> tuple[ClosedJaxpr, Any]:
+    """The program that JAX makes of the model, and the shapes of what it gives; or one sentence why it cannot."""
+    try:
+        return jax.make_jaxpr(function, return_shape=True)(*arguments)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
+        raise EpviError(
+            f"JAX cannot trace the model ({_first_line(error)}): use jnp.where or jax.lax instead of Python's `if`,"
+            " loops and NumPy on values of rows or parameters."
+        ) from error
+    except EpviError:
+        raise
+    except Exception as error:
+        raise failed(error) from error
+
+
+def failed(error: Exception) -> EpviError:
+    """What the user's own function raised, as one sentence."""
+    return EpviError(f"the model raised {type(error).__name__}: {_first_line(error)}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
