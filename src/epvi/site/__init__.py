@@ -1,1 +1,8 @@
 """Where the rows are: this wing never imports the hub, and the hub never imports it."""
+
+from epvi.site.inference import Inference
+from epvi.site.model import Model
+from epvi.site.nvi import NVI
+from epvi.site.shard import fit_shard
+
+__all__ = ["NVI", "Inference", "Model", "fit_shard"]

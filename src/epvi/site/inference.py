@@ -1,0 +1,44 @@
+"""What a local inference is: a small object with settings that turns a subposterior into a mixture of Gaussians."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+
+import jax
+
+from epvi.mixture import Estimate, GaussianMixture
+from epvi.site.density import Subposterior
+from epvi.site.rows import Columns
+from epvi.status import Status
+
+Report = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalFit:
+    """A shard's mixture, how it came about, and how good its own inference thinks it is.
+
+    `history` is the variational bound after each sweep, `elbo` the Monte Carlo bound of the mixture as it is.
+    """
+
+    mixture: GaussianMixture
+    status: Status
+    history: tuple[float, ...]
+    elbo: Estimate
+    passes: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference(abc.ABC):
+    """A way to fit a mixture to a subposterior."""
+
+    @property
+    @abc.abstractmethod
+    def points_at_once(self) -> int:
+        """At how many points derivatives are asked for in one pass."""
+
+    @abc.abstractmethod
+    def fit(
+        self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array, report: Report
+    ) -> LocalFit:
+        """Fit. `common` is a key that all shards share (starts), `key` the shard's own; `report` hears of sweeps."""

@@ -1,0 +1,98 @@
+"""Newton's method with a trust region, for B independent problems at once.
+
+Takes a function that gives value, gradient and Hessian at B points (one pass over the rows serves all) and B starts;
+gives the B maxima. Where the curvature is not that of a maximum, its sign is turned (the step still climbs).
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+Evaluate = Callable[[np.ndarray], Sequence[np.ndarray]]
+
+# The step is accepted when it gains this part of what the quadratic model promised.
+_LEAST_GAIN = 1e-4
+_BISECTIONS = 40
+
+
+class Climbed(NamedTuple):
+    """Where B climbs ended. `decrement` is ½ gᵀ|H|⁻¹g: what the quadratic model says is still to gain, in nats."""
+
+    points: Float[np.ndarray, "B D"]
+    value: Float[np.ndarray, " B"]
+    gradient: Float[np.ndarray, "B D"]
+    hessian: Float[np.ndarray, "B D D"]
+    decrement: Float[np.ndarray, " B"]
+    converged: Bool[np.ndarray, " B"]
+
+
+def climb(evaluate: Evaluate, start: np.ndarray, *, tolerance: float, floor: float, max_steps: int = 100) -> Climbed:
+    """Maximise from each start until the decrement is below `tolerance`.
+
+    `floor` is the least curvature, relative to the largest, that is told from zero.
+    """
+    points = np.array(start, np.float64)
+    value, gradient, hessian = (np.array(part) for part in evaluate(points))
+    radius = np.maximum(1.0, np.linalg.norm(points, axis=1))
+    eigen = _eigen(hessian, floor)
+    dead = ~(np.isfinite(value) & np.all(np.isfinite(gradient), axis=1) & np.all(np.isfinite(hessian), axis=(1, 2)))
+    decrement = _decrement(gradient, *eigen)
+    for _ in range(max_steps):
+        active = ~dead & ~(decrement <= tolerance) & (radius > 1e-13 * (1 + np.linalg.norm(points, axis=1)))
+        if not np.any(active):
+            break
+        step, promised = _steps(gradient, *eigen, radius)
+        tried = np.where(active[:, None], points + step, points)
+        new = evaluate(tried)
+        gain = np.where(np.isfinite(new[0]), new[0] - value, -np.inf)
+        good = np.all(np.isfinite(new[1]), axis=1) & np.all(np.isfinite(new[2]), axis=(1, 2))
+        # Near the maximum the gain drowns in rounding: there a step is taken on the quadratic model's word.
+        drowned = promised <= 1e-13 * (1 + np.abs(value))
+        taken = active & good & ((gain >= _LEAST_GAIN * promised) | (drowned & np.isfinite(gain)))
+        length = np.linalg.norm(step, axis=1)
+        with np.errstate(invalid="ignore"):
+            ratio = np.where(drowned & taken, 1.0, gain / np.maximum(promised, 1e-300))
+        radius = np.where(active & (~taken | (ratio < 0.25)), 0.25 * np.minimum(length, radius), radius)
+        radius = np.where(active & taken & (ratio > 0.75), np.maximum(radius, 4 * length), radius)
+        points[taken], value[taken] = tried[taken], new[0][taken]
+        gradient[taken], hessian[taken] = new[1][taken], new[2][taken]
+        eigen = _eigen(hessian, floor)
+        decrement = _decrement(gradient, *eigen)
+    return Climbed(points, value, gradient, hessian, decrement, ~dead & (decrement <= tolerance))
+
+
+def _eigen(hessian: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
+    """|eigenvalues|, kept off zero, and eigenvectors."""
+    finite = np.all(np.isfinite(hessian), axis=(1, 2), keepdims=True)
+    eigenvalues, vectors = np.linalg.eigh(np.where(finite, hessian, np.eye(hessian.shape[1])))
+    size = np.abs(eigenvalues)
+    return np.maximum(size, floor * size.max(axis=1, keepdims=True) + 1e-290), vectors
+
+
+def _decrement(gradient: np.ndarray, eigenvalues: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    along = np.einsum("bij,bi->bj", vectors, gradient)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return 0.5 * np.sum(along**2 / eigenvalues, axis=1)
+
+
+def _steps(
+    gradient: np.ndarray, eigenvalues: np.ndarray, vectors: np.ndarray, radius: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """p = (|H| + νI)⁻¹ g with the least ν ≥ 0 that keeps |p| within the radius, and gᵀp − ½pᵀ|H|p."""
+    along = np.einsum("bij,bi->bj", vectors, gradient)
+    low = np.zeros(len(along))
+    # At this ν the step is no longer than the radius.
+    high = np.linalg.norm(along, axis=1) / radius
+    inside = np.linalg.norm(along / eigenvalues, axis=1) <= radius
+    with np.errstate(over="ignore", invalid="ignore"):
+        for _ in range(_BISECTIONS):
+            # Halve in logarithms once ν is known to be positive, since it may span many orders of magnitude.
+            middle = np.where(low > 0, np.sqrt(np.maximum(low, 1e-300) * high), 1e-3 * high)
+            long = np.linalg.norm(along / (eigenvalues + middle[:, None]), axis=1) > radius
+            low, high = np.where(long, middle, low), np.where(long, high, middle)
+    damping = np.where(inside, 0.0, high)
+    coordinates = along / (eigenvalues + damping[:, None])
+    promised = np.sum(along * coordinates - 0.5 * eigenvalues * coordinates**2, axis=1)
+    return np.einsum("bij,bj->bi", vectors, coordinates), promised

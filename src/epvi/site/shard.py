@@ -1,0 +1,121 @@
+"""One site's whole work: a model and its rows -> the shard's fit."""
+
+import dataclasses
+import re
+import time
+from fractions import Fraction
+from typing import Any
+
+import jax
+
+from epvi.errors import EpviError
+from epvi.handover import ShardFit
+from epvi.seeds import Seed, as_key
+from epvi.site.density import Programs, Subposterior, block_size
+from epvi.site.inference import Inference, Report
+from epvi.site.model import Model
+from epvi.site.nvi import NVI
+from epvi.site.rows import Columns, as_columns
+
+# All shards share the key of number 0 for their starts; shard m has number m for itself.
+_COMMON_KEY = 0
+
+
+def fit_shard(
+    model: Any,
+    rows: Any,
+    shard: str,
+    *,
+    prior: Fraction | None = None,
+    inference: Inference | None = None,
+    seed: Seed = 0,
+) -> ShardFit:
+    """Fit shard "3/6", the third of six: it carries a sixth of the prior unless `prior` says otherwise.
+
+    All shards of one posterior take the same model, inference and seed, and their shares of the prior sum to 1.
+    """
+    model, inference = as_model(model), as_inference(inference)
+    index, num_shards = parse_shard(shard)
+    columns = as_columns(rows)
+    target = model.on(columns)
+    target.check(columns)
+    n = len(next(iter(columns.values())))
+    size = block_size(target, columns, n, inference.points_at_once)
+    part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
+    return fit_columns(Programs(target), columns, part, inference, size, as_key(seed))
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Which shard of how many this is, what to call it, and its share of the prior."""
+
+    shard: int
+    num_shards: int
+    label: str
+    prior: Fraction
+
+
+def fit_columns(
+    programs: Programs,
+    columns: Columns,
+    part: Part,
+    inference: Inference,
+    rows_per_block: int,
+    key: jax.Array,
+    report: Report = lambda sweep: None,
+) -> ShardFit:
+    """Fit checked columns with compiled programs."""
+    start = time.perf_counter()
+    subposterior = Subposterior.of(programs, columns, part.prior, rows_per_block)
+    subposterior.refuse_outside()
+    common, own = jax.random.fold_in(key, _COMMON_KEY), jax.random.fold_in(key, part.shard)
+    made = inference.fit(subposterior, columns, common=common, key=own, report=report)
+    return ShardFit(
+        mixture=made.mixture,
+        space=programs.target.space,
+        shard=part.shard,
+        num_shards=part.num_shards,
+        label=part.label,
+        prior=part.prior,
+        num_rows=subposterior.num_rows,
+        status=made.status,
+        history=made.history,
+        elbo=made.elbo,
+        passes=made.passes,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def as_model(model: Any) -> Model:
+    """A model, also from a plain NumPyro function."""
+    return model if isinstance(model, Model) else Model(model)
+
+
+def as_inference(inference: Any) -> Inference:
+    """The local inference, NVI unless chosen."""
+    if inference is None:
+        return NVI()
+    if not isinstance(inference, Inference):
+        raise EpviError(f"inference is {inference!r}: pass for example epvi.NVI(num_components=4), with its brackets.")
+    return inference
+
+
+def parse_shard(shard: Any) -> tuple[int, int]:
+    """The shard's number and the number of shards, of "3/6"."""
+    found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", shard) if isinstance(shard, str) else None
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise EpviError(f'shard is {shard!r}: write "3/6" for the third of six shards.')
+    return int(found[1]), int(found[2])
+
+
+def as_share(prior: Any, num_shards: int) -> Fraction:
+    """The share of the prior as an exact fraction, 1/M unless said."""
+    if prior is None:
+        return Fraction(1, num_shards)
+    try:
+        share = Fraction(prior)
+    except (TypeError, ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if not 0 <= share <= 1:
+        raise EpviError(f'prior is {prior!r}: pass the share of the prior as a fraction, such as "1/6".')
+    return share
