@@ -1,0 +1,25 @@
+"""Ready models: ordinary NumPyro functions of columns of rows, each with a simulator of its rows.
+
+Positional arguments are columns; keyword-only ones are settings, fixed as in `epvi.Model(multinomial, num_classes=3)`.
+A simulator gives the rows and the parameter values that made them.
+"""
+
+from epvi.models.logistic import logistic, simulate_logistic
+from epvi.models.multinomial import multinomial, simulate_multinomial
+from epvi.models.poisson import poisson, simulate_poisson
+from epvi.models.robust_linear import robust_linear, simulate_robust_linear
+from epvi.models.tlsa import grid_places, simulate_tlsa, tlsa
+
+__all__ = [
+    "grid_places",
+    "logistic",
+    "multinomial",
+    "poisson",
+    "robust_linear",
+    "simulate_logistic",
+    "simulate_multinomial",
+    "simulate_poisson",
+    "simulate_robust_linear",
+    "simulate_tlsa",
+    "tlsa",
+]
