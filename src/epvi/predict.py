@@ -1,0 +1,82 @@
+"""A posterior and a model meet rows again: held-out likelihood and predictive draws."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.infer import Predictive
+from scipy.special import logsumexp
+
+from epvi.errors import EpviError
+from epvi.float64 import promotion_allowed
+from epvi.hub.posterior import Posterior
+from epvi.seeds import Seed, as_key
+from epvi.site.inspection import observed_columns
+from epvi.site.model import DensityModel, Model
+from epvi.site.rows import as_columns
+from epvi.site.shard import as_model
+from epvi.site.tracing import failed
+from epvi.validation import at_least
+
+# Log likelihoods of rows by draws that are held at once.
+_BLOCK = 2**20
+
+
+def log_predictive(
+    model: Model | Callable, posterior: Posterior, rows: Any, *, num_samples: int = 1000, seed: Seed = 0
+) -> float:
+    """The mean over rows of log (1/S) Σ_s p(row | θ_s), with S draws of the posterior: the held-out log likelihood."""
+    model, columns = as_model(model), as_columns(rows)
+    target = model.on(columns)
+    _same_space(posterior, target.space.signature(), target.space.describe())
+    draws = posterior.mixture.sample(at_least("num_samples", num_samples, 1), seed=seed)
+    n = len(next(iter(columns.values())))
+    size = min(n, max(1, _BLOCK // num_samples))
+    program = jax.jit(jax.vmap(target.log_likelihood, (0, None)))
+    total = 0.0
+    with jax.enable_x64(True):
+        theta = jnp.asarray(draws)
+        for start in range(0, n, size):
+            # The last block takes rows from the end again, so that all blocks have one shape.
+            first = min(start, n - size)
+            block = {name: column[first : first + size] for name, column in columns.items()}
+            logs = np.asarray(program(theta, block))[:, start - first :]
+            total += float(np.sum(logsumexp(logs, axis=0))) - logs.shape[1] * np.log(num_samples)
+    return total / n
+
+
+def predict(
+    model: Model | Callable, posterior: Posterior, rows: Any, *, num_samples: int = 1000, seed: Seed = 0
+) -> dict[str, np.ndarray]:
+    """Draws of what the model observes, and of its deterministic sites, for rows without the observed columns.
+
+    Every array has shape (num_samples, ...), as from NumPyro's `Predictive`.
+    """
+    model, columns = as_model(model), as_columns(rows)
+    if isinstance(model, DensityModel):
+        raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
+    model.columns(list(columns))
+    observed = observed_columns(model.function, model.fixed, columns)
+    given = {name: column for name, column in columns.items() if name not in observed}
+    if not given:
+        raise EpviError("all columns of the rows are observed ones: pass at least one that the model takes as given.")
+    key = as_key(seed)
+    draws = posterior.sample(at_least("num_samples", num_samples, 1), seed=jax.random.fold_in(key, 0))
+    with jax.enable_x64(True), promotion_allowed():
+        drawing = Predictive(model.function, posterior_samples={n: jnp.asarray(v) for n, v in draws.items()})
+        arguments = {name: jnp.asarray(column) for name, column in given.items()}
+        try:
+            made = drawing(jax.random.fold_in(key, 1), **model.fixed, **arguments)
+        except Exception as error:
+            raise failed(error) from error
+    return {name: np.asarray(value) for name, value in made.items()}
+
+
+def _same_space(posterior: Posterior, signature: tuple, said: str) -> None:
+    if posterior.space.signature() != signature:
+        raise EpviError(
+            f"the posterior has the parameters ({posterior.space.describe()}) and the model ({said}):"
+            " pass the model that the posterior was fitted with."
+        )

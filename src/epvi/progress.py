@@ -1,0 +1,50 @@
+"""Progress on the terminal: how many shards are done, and how far the others are."""
+
+import sys
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+
+class ShardProgress:
+    """A bar over shards on stderr; silent when `show` is False, and without a terminal when it is None."""
+
+    def __init__(self, num_shards: int, show: bool | None, sweeps: Path | None) -> None:
+        self._show = sys.stderr.isatty() if show is None else show
+        self._num_shards = num_shards
+        self._counts = None if sweeps is None else np.load(sweeps, mmap_mode="r")
+
+    def __enter__(self) -> "ShardProgress":
+        if self._show:
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+            self._bar = Progress(*columns, TextColumn("{task.fields[doing]}"), console=Console(stderr=True))
+            self._bar.start()
+            self._task = self._bar.add_task("fitting shards", total=self._num_shards, doing="")
+        return self
+
+    def update(self, done: set[int]) -> None:
+        """Say which shards (counted from 1) are done."""
+        if not self._show:
+            return
+        doing = ""
+        if self._counts is not None:
+            busy = [m for m in range(1, self._num_shards + 1) if self._counts[m - 1] > 0 and m not in done]
+            doing = ", ".join(f"shard {m}: sweep {self._counts[m - 1]}" for m in busy[:4])
+            doing += ", ..." if len(busy) > 4 else ""
+            doing = doing or ("starting workers" if not done else "")
+        self._bar.update(self._task, completed=len(done), doing=doing)
+
+    def say(self, what: str) -> None:
+        """Name what goes on after the shards."""
+        if self._show:
+            self._bar.update(self._task, description=what, doing="")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._show:
+            self._bar.stop()

@@ -1,0 +1,107 @@
+"""One shard's work as an executor runs it, in whatever process that is.
+
+Takes a `Task` made of plain data: the model as bytes, the settings, and rows either in memory or in memory-mapped
+files. What was compiled for a model is kept for the process's next shards.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+
+import cloudpickle
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from epvi.errors import EpviError
+from epvi.handover import ShardFit
+from epvi.site.density import Programs
+from epvi.site.inference import Inference
+from epvi.site.rows import Columns
+from epvi.site.shard import Part, fit_columns
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Job:
+    """What all shards of one call share."""
+
+    model: bytes
+    inference: Inference
+    rows_per_block: int
+    key: np.ndarray
+    # Where sweeps are counted for the progress bar: an array of one int32 per shard, or None.
+    sweeps: Path | None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class MappedRows:
+    """A slice of columns that are `.npy` files in a folder."""
+
+    folder: Path
+    names: tuple[str, ...]
+    part: slice
+
+    def columns(self) -> Columns:
+        """The slice, memory-mapped."""
+        files = {name: self.folder / f"{i}.npy" for i, name in enumerate(self.names)}
+        return {name: np.load(file, mmap_mode="r")[self.part] for name, file in files.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class HeldRows:
+    """Columns that travel with the task."""
+
+    held: Mapping[str, np.ndarray]
+
+    def columns(self) -> Columns:
+        """The columns."""
+        return dict(self.held)
+
+
+Signature = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
+    """Fit one shard."""
+    columns = rows.columns()
+    report = _Sweeps(job.sweeps, part.shard)
+    report(0)
+    signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in columns.items())
+    key = jax.random.wrap_key_data(jnp.asarray(job.key))
+    try:
+        programs = _programs(job.model, signature, _Example(columns))
+        return fit_columns(programs, columns, part, job.inference, job.rows_per_block, key, report)
+    except EpviError as error:
+        # Without the chain of causes, which may not travel between processes.
+        raise EpviError(str(error)) from None
+
+
+class _Example:
+    """Columns that do not tell one call of a cached function from another."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Example)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@functools.lru_cache(maxsize=8)
+def _programs(model: bytes, signature: Signature, example: _Example) -> Programs:
+    return Programs(cloudpickle.loads(model).on(example.columns))
+
+
+class _Sweeps:
+    """Counts a shard's sweeps where the caller can see them; 0 until it has begun, s + 1 after sweep s."""
+
+    def __init__(self, path: Path | None, shard: int) -> None:
+        self._counts = None if path is None else np.load(path, mmap_mode="r+")
+        self._shard = shard
+
+    def __call__(self, sweep: int) -> None:
+        if self._counts is not None:
+            self._counts[self._shard - 1] = sweep + 1
