@@ -1,6 +1,5 @@
 """Bad input: each kind gets one clear sentence."""
 
-import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,14 +9,6 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from epvi import Anchored, Chain, EpviError, Exact, Full, GaussianMixture, Subset, multiply
 
 sizes = st.integers(1, 5)
-
-
-@pytest.fixture
-def untyped():
-    """As a user has it: without the type checker of the tests, so that epvi's own sentences answer."""
-    jaxtyping.config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def one_sentence(error):

@@ -16,8 +16,8 @@ import numpy as np
 
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
-from epvi.site.density import Programs
 from epvi.site.inference import Inference
+from epvi.site.model import Model
 from epvi.site.rows import Columns
 from epvi.site.shard import Part, fit_columns
 
@@ -59,40 +59,23 @@ class HeldRows:
         return dict(self.held)
 
 
-Signature = tuple[tuple[str, tuple[int, ...], str], ...]
-
-
 def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     """Fit one shard."""
     columns = rows.columns()
     report = _Sweeps(job.sweeps, part.shard)
     report(0)
-    signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in columns.items())
     key = jax.random.wrap_key_data(jnp.asarray(job.key))
     try:
-        programs = _programs(job.model, signature, _Example(columns))
+        programs = _model(job.model).programs(columns)
         return fit_columns(programs, columns, part, job.inference, job.rows_per_block, key, report)
     except EpviError as error:
         # Without the chain of causes, which may not travel between processes.
         raise EpviError(str(error)) from None
 
 
-class _Example:
-    """Columns that do not tell one call of a cached function from another."""
-
-    def __init__(self, columns: Columns) -> None:
-        self.columns = columns
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Example)
-
-    def __hash__(self) -> int:
-        return 0
-
-
 @functools.lru_cache(maxsize=8)
-def _programs(model: bytes, signature: Signature, example: _Example) -> Programs:
-    return Programs(cloudpickle.loads(model).on(example.columns))
+def _model(model: bytes) -> Model:
+    return cloudpickle.loads(model)
 
 
 class _Sweeps:

@@ -1,7 +1,6 @@
 """The evidence lower bound E_q[f − log q] by Monte Carlo, with its standard error, and the weights that raise it.
 
-Takes Gaussians and a function f; the same antithetic base draws serve every mixture of a fit, an equal number for each
-component, so that two mixtures are compared on common noise.
+Takes Gaussians and a function f; every component has the same antithetic draws, mapped by its own mean and covariance.
 """
 
 from collections.abc import Callable
@@ -30,12 +29,11 @@ class Drawn(NamedTuple):
         return self.f - logsumexp(self.logs + self.log_weights, axis=-1)
 
     def elbo(self) -> Estimate:
-        """Σ_k w_k E_k[f − log q] with the standard error of the stratified, antithetic average."""
-        weights, ratios = np.exp(self.log_weights), self.ratios()
-        half = ratios.shape[1] // 2
-        pairs = 0.5 * (ratios[:, :half] + ratios[:, half:])
-        variance = np.sum(weights**2 * np.var(pairs, axis=1, ddof=1) / half)
-        return Estimate(np.asarray(weights @ np.mean(pairs, axis=1)), np.asarray(np.sqrt(variance)))
+        """Σ_k w_k E_k[f − log q], with the standard error over independent base draws z (each with its −z)."""
+        averages = np.exp(self.log_weights) @ self.ratios()
+        half = len(averages) // 2
+        pairs = 0.5 * (averages[:half] + averages[half:])
+        return Estimate(np.asarray(np.mean(pairs)), np.asarray(np.std(pairs, ddof=1) / np.sqrt(half)))
 
     def log_evidence(self) -> float:
         """log ∫ exp f by importance sampling from q; never much below the bound, and far above it where q is poor."""

@@ -16,10 +16,14 @@ from numpyro.distributions import constraints
 
 from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
+from epvi.site.density import Programs
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model
 from epvi.site.target import Block, Target
 from epvi.site.tracing import log_prob, trace_program
 from epvi.space import Parameter, Space
+
+# Names, shapes of a row's entries and dtypes of columns.
+Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 class Model:
@@ -37,6 +41,7 @@ class Model:
         self.fixed = fixed
         self.exchangeable = tuple(tuple(group) for group in exchangeable)
         self.name = getattr(function, "__name__", type(function).__name__)
+        self._made: dict[Signature, Programs] = {}
         self._arguments = inspect.signature(function).parameters
         unknown = [name for name in fixed if name not in self._arguments and not self._takes_anything]
         if unknown:
@@ -91,6 +96,17 @@ class Model:
                     f" (they have {', '.join(names) or 'none'}): add it, or fix it with Model({self.name}, {name}=...)."
                 )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Compiled programs stay in the process that made them."""
+        return {**self.__dict__, "_made": {}}
+
+    def programs(self, rows: Mapping[str, np.ndarray]) -> Programs:
+        """Compiled passes for rows with these columns; made once, whatever the rows are."""
+        signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
+        if signature not in self._made:
+            self._made[signature] = Programs(self.on(rows))
+        return self._made[signature]
+
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns; looks at the first rows only."""
         self.columns(list(rows))
@@ -124,6 +140,7 @@ class DensityModel(Model):
             raise EpviError(f"supports names {unknown[0]!r}, which is not among the parameters.")
         self.name = getattr(log_likelihood, "__name__", "model")
         self.fixed = {}
+        self._made = {}
         self._prior, self._likelihood = log_prior, log_likelihood
         listed = []
         for name, shape in parameters.items():

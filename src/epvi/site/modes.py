@@ -20,6 +20,8 @@ from epvi.space import Space
 _SAME_MODE = 0.5
 # Modes with less than e^-20 of the heaviest one's mass are left out.
 _LEAST_LOG_MASS = -20.0
+# Climbs that take longer than this end nowhere.
+_MOST_STEPS = 60
 # Newton's method is used up to this many coordinates (of all points together), L-BFGS above.
 MOST_SECOND_ORDER = 800
 
@@ -67,7 +69,13 @@ def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, 
 def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precision) -> Modes:
     """The maxima reached from some starts; ends that are not finite are left out."""
     if second_order(1, starts.shape[1]):
-        ended = climb(subposterior.second_order, starts, tolerance=precision.tolerance, floor=precision.floor)
+        ended = climb(
+            subposterior.second_order,
+            starts,
+            tolerance=precision.tolerance,
+            floor=precision.floor,
+            max_steps=_MOST_STEPS,
+        )
         good = ended.converged if np.any(ended.converged) else np.isfinite(ended.value)
         curvature = -ended.hessian[good]
         return Modes(ended.points[good], ended.value[good], curvature, bool(np.any(ended.converged)))

@@ -49,7 +49,12 @@ _GOOD_ENOUGH = 0.02
 # Two standard deviations from a mode a Gaussian has lost 2 nats; a direction that loses less than this is flat.
 _LEAST_LOSS = 0.002
 _DIRECTIONS_TRIED = 16
-_COINCIDE = 1e-3
+# Means need not stand still within a sweep: the next one goes on from there.
+_STEPS_PER_SWEEP = 25
+# A fit that was still gaining more than this many nats a sweep when it had to stop is not one to multiply.
+_STILL_RISING = 0.1
+# Components nearer than this, in standard deviations, are one component as far as the bound can tell.
+_COINCIDE = 0.2
 
 
 class Components(NamedTuple):
@@ -125,7 +130,7 @@ class _Work:
         self._refuse_non_finite(starts[:k])
         unit = np.broadcast_to(np.eye(d) if isinstance(self.structure, Full) else 1.0, (k, *self._packed_shape()))
         components = self.sweeps(starts[:k], np.array(unit), rng)
-        drawn = self.draw(components, base_draws(rng, self.settings.num_draws // k, d))
+        drawn = self.draw(components, rng)
         nearest = climb_to(self.subposterior, components.means, self.precision)
         modes = distinct(self.subposterior.programs.target.space, nearest, k)
         return self.finished(components, drawn, self._flat_direction(modes))
@@ -133,14 +138,13 @@ class _Work:
     def merged(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
         """One Gaussian per mode, unless more components raise the Monte Carlo bound; weights learned."""
         modes = self.find_modes(starts, rng)
-        z = base_draws(rng, self.settings.num_draws // self.settings.num_components, self.subposterior.dim)
         plain = self.at_modes(modes)
-        best, drawn = plain, with_best_weights(self.draw(plain, z))
+        best, drawn = plain, with_best_weights(self.draw(plain, rng))
         flat = self._flat_direction(modes)
         if flat is None and self.settings.num_components > 1 and self._falls_short(drawn):
             means, covariances = self._around(plain, rng)
             split = self.sweeps(means, covariances, rng)
-            split_drawn = with_best_weights(self.draw(split, z))
+            split_drawn = with_best_weights(self.draw(split, rng))
             if _asked_for(split_drawn, drawn):
                 best, drawn = split, split_drawn
         return self.finished(best, drawn, flat)
@@ -194,9 +198,10 @@ class _Work:
             self.report(sweep + 2)
             still = len(history) > 1 and abs(history[-1] - history[-2]) < self.settings.tolerance
             if (still or len(history) == 1) and nudged < 2 and self._coincide(means, covariances):
-                # Coinciding components are a saddle of the bound: nothing moves until they are told apart.
-                spread = np.sqrt(self._variances(covariances))
-                means = means + 0.3 * spread * rng.standard_normal(means.shape)
+                # Coinciding components are a saddle of the bound: apart and narrower at once they climb, one after
+                # the other they fall back.
+                means = means + np.sqrt(self._variances(covariances)) * rng.standard_normal(means.shape)
+                covariances = 0.5 * covariances
                 nudged += 1
             elif still:
                 done = True
@@ -212,6 +217,7 @@ class _Work:
                 means.reshape(1, -1),
                 tolerance=self.precision.tolerance,
                 floor=self.precision.floor,
+                max_steps=_STEPS_PER_SWEEP,
             )
             moved = found.points.reshape(k, d)
         else:
@@ -248,8 +254,9 @@ class _Work:
         options = {"maxiter": 500, "maxfun": 1000, "ftol": 1e-12, "gtol": 1e-6}
         return minimize(loss, means.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(means.shape)
 
-    def draw(self, components: Components, z: np.ndarray) -> Drawn:
-        """f at draws of every component."""
+    def draw(self, components: Components, rng: np.random.Generator) -> Drawn:
+        """f at draws, as many of every component."""
+        z = base_draws(rng, self.settings.num_draws // len(components.means), self.subposterior.dim)
         return draw_from(self._value, self.family, components.means, components.covariances, z)
 
     def finished(self, components: Components, drawn: Drawn, flat: str | None) -> LocalFit:
@@ -265,10 +272,7 @@ class _Work:
                 False, "non-finite: f is not finite at draws of the fit: rescale columns or bound parameters."
             )
         elif not components.converged:
-            sweeps = len(components.history)
-            status = Status(
-                False, f"stopped early after {sweeps} sweeps: raise max_sweeps, num_starts or the tolerance."
-            )
+            status = _stopped(components.history)
         else:
             note = " (a curvature that was not that of a maximum was guarded)" if components.guarded else ""
             status = Status(True, f"converged: {len(components.means)} components{note}.")
@@ -337,6 +341,16 @@ class _Work:
         spread = np.sqrt(self._variances(covariances))
         away = np.max(np.abs(means[:, None] - means[None]) / spread[:, None], axis=-1)
         return bool(np.any(away[np.triu_indices(len(means), 1)] < _COINCIDE))
+
+
+def _stopped(history: tuple[float, ...]) -> Status:
+    """What to say of a fit that ran out of sweeps (or, without any, of steps towards a mode)."""
+    if len(history) < 2:
+        return Status(False, "stopped early: no climb reached a mode. Raise num_starts, or scale columns to about 1.")
+    gain = abs(history[-1] - history[-2])
+    text = f"stopped early after {len(history)} sweeps, the bound still moving by {gain:.2g} nats a sweep"
+    remedy = "" if gain < _STILL_RISING else ": raise max_sweeps"
+    return Status(gain < _STILL_RISING, f"{text}{remedy}.")
 
 
 def _asked_for(split: Drawn, plain: Drawn) -> bool:

@@ -235,7 +235,7 @@ def best_covariances(family: Family, means: np.ndarray, precisions: np.ndarray, 
     guesses = [np.zeros_like(precisions), _relative(family, roots, start)]
     guess = min(guesses, key=lambda t: loss(t.ravel())[0])
     found = minimize(
-        loss, guess.ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-9}
+        loss, guess.ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-12, "gtol": 1e-7}
     )
     return family.grown(roots, found.x.reshape(precisions.shape))
 

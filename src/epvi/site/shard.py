@@ -37,12 +37,12 @@ def fit_shard(
     model, inference = as_model(model), as_inference(inference)
     index, num_shards = parse_shard(shard)
     columns = as_columns(rows)
-    target = model.on(columns)
-    target.check(columns)
+    programs = model.programs(columns)
+    programs.target.check(columns)
     n = len(next(iter(columns.values())))
-    size = block_size(target, columns, n, inference.points_at_once)
+    size = block_size(programs.target, columns, n, inference.points_at_once)
     part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
-    return fit_columns(Programs(target), columns, part, inference, size, as_key(seed))
+    return fit_columns(programs, columns, part, inference, size, as_key(seed))
 
 
 @dataclasses.dataclass(frozen=True)
