@@ -10,7 +10,6 @@ from numpyro import handlers
 from scipy import special, stats
 
 from epvi import EpviError, Model
-from epvi.float64 import promotion_allowed
 
 N = 9
 rng = np.random.default_rng(0)
@@ -266,6 +265,6 @@ REFUSED = {
 def test_what_cannot_be_summed_out_is_refused_in_one_sentence(name):
     model, sentence = REFUSED[name]
     rows = columns_of(model)
-    with pytest.raises(EpviError, match=sentence) as error, promotion_allowed():
+    with pytest.raises(EpviError, match=sentence) as error:
         Model(model).on(rows).check(rows)
     assert "\n" not in str(error.value)

@@ -18,6 +18,7 @@ from epvi.site.model import DensityModel, Model
 from epvi.site.rows import as_columns
 from epvi.site.shard import as_model
 from epvi.site.tracing import failed
+from epvi.space import Space
 from epvi.validation import at_least
 
 # Log likelihoods of rows by draws that are held at once.
@@ -29,12 +30,11 @@ def log_predictive(
 ) -> float:
     """The mean over rows of log (1/S) Σ_s p(row | θ_s), with S draws of the posterior: the held-out log likelihood."""
     model, columns = as_model(model), as_columns(rows)
-    target = model.on(columns)
-    _same_space(posterior, target.space.signature(), target.space.describe())
+    programs = model.programs(columns)
+    _same_space(posterior, programs.target.space)
     draws = posterior.mixture.sample(at_least("num_samples", num_samples, 1), seed=seed)
     n = len(next(iter(columns.values())))
     size = min(n, max(1, _BLOCK // num_samples))
-    program = jax.jit(jax.vmap(target.log_likelihood, (0, None)))
     total = 0.0
     with jax.enable_x64(True):
         theta = jnp.asarray(draws)
@@ -42,7 +42,7 @@ def log_predictive(
             # The last block takes rows from the end again, so that all blocks have one shape.
             first = min(start, n - size)
             block = {name: column[first : first + size] for name, column in columns.items()}
-            logs = np.asarray(program(theta, block))[:, start - first :]
+            logs = np.asarray(programs.rows()(theta, block))[:, start - first :]
             total += float(np.sum(logsumexp(logs, axis=0))) - logs.shape[1] * np.log(num_samples)
     return total / n
 
@@ -74,9 +74,9 @@ def predict(
     return {name: np.asarray(value) for name, value in made.items()}
 
 
-def _same_space(posterior: Posterior, signature: tuple, said: str) -> None:
-    if posterior.space.signature() != signature:
+def _same_space(posterior: Posterior, space: Space) -> None:
+    if posterior.space.signature() != space.signature():
         raise EpviError(
-            f"the posterior has the parameters ({posterior.space.describe()}) and the model ({said}):"
+            f"the posterior has the parameters ({posterior.space.describe()}) and the model ({space.describe()}):"
             " pass the model that the posterior was fitted with."
         )

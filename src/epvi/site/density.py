@@ -67,6 +67,10 @@ class Programs:
         """Per point: value, gradient and the diagonal of the Hessian."""
         return self._compile("diagonal", _with_diagonal)
 
+    def rows(self) -> Callable:
+        """Per point and row of a block: the log likelihood, (P, n)."""
+        return self._made.setdefault("rows", jax.jit(jax.vmap(self.target.log_likelihood, (0, None))))
+
     def outside(self) -> Callable:
         """How many rows of a block have a value that the likelihood cannot have made."""
         return self._made.setdefault("outside", jax.jit(self._outside))

@@ -5,6 +5,7 @@ which are likelihood (with the axis of their rows), what is summed out. Models t
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from epvi.site.tracing import (
     Sites,
     depends,
     failed,
+    filled,
     given,
     is_discrete,
     is_factor,
@@ -63,6 +65,8 @@ class Inspection:
     table: Mapping[str, Any] | None
     # Observed sites whose support is known without θ: what to call them in a message, and their axis of rows.
     supported: Mapping[str, tuple[str, int]]
+    # How many numbers the likelihood observes in one row.
+    terms: int
 
     def sites(self, function: Callable, values: Mapping[str, Any], block: Block) -> Sites:
         """Run the model on a block; discrete sites have the first of their values unless `values` names them."""
@@ -133,13 +137,14 @@ def inspect_model(
             table = jax.tree.map(np.asarray, combinations(local, shapes))
     checked = {name: (supported[name], row_axes[name]) for name in row_axes if name in supported}
     checked = {name: found for name, found in checked.items() if not wide.support_moves[name]}
-    return Inspection(space, fixed, example, prior, row_axes, discrete, table, checked)
+    terms = sum(max(1, math.prod((*wide.shapes[n], *many.by_name[n]["fn"].event_shape)) // MANY) for n in row_axes)
+    return Inspection(space, fixed, example, prior, row_axes, discrete, table, checked, terms)
 
 
 def observed_columns(function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> list[str]:
     """Columns that are the observed value of a site."""
     with jax.enable_x64(True):
-        sites = _run_abstract(function, fixed, _take(rows, FEW)).by_name.values()
+        sites = _run_abstract(function, fixed, _take(rows, FEW), filled).by_name.values()
     return [name for site in sites if site["type"] == "sample" and site["is_observed"] for name in site["columns"]]
 
 
@@ -159,12 +164,14 @@ def _run_plain(function: Callable, fixed: Mapping[str, Any], block: Mapping[str,
         raise failed(error) from error
 
 
-def _run_abstract(function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray]) -> Sites:
+def _run_abstract(
+    function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray], value_of: Callable = placed
+) -> Sites:
     """The sites with their shapes but without numbers, which costs no compilation."""
     seen = []
 
     def record(columns: dict[str, Any]) -> int:
-        sites = run(function, placed, {**fixed, **columns}, len(next(iter(block.values()))))
+        sites = run(function, value_of, {**fixed, **columns}, len(next(iter(block.values()))))
         for site in sites.by_name.values():
             site["columns"] = [name for name, column in columns.items() if site.get("value") is column]
         seen.append(sites)

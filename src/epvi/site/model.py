@@ -117,6 +117,7 @@ class Model:
             functools.partial(_log_prior, self.function, found, FEW),
             functools.partial(_log_likelihood, self.function, found),
             functools.partial(_outside, self.function, found),
+            found.terms,
         )
 
 

@@ -46,7 +46,8 @@ def climb(evaluate: Evaluate, start: np.ndarray, *, tolerance: float, floor: flo
         step, promised = _steps(gradient, *eigen, radius)
         tried = np.where(active[:, None], points + step, points)
         new = evaluate(tried)
-        gain = np.where(np.isfinite(new[0]), new[0] - value, -np.inf)
+        with np.errstate(invalid="ignore"):
+            gain = np.where(np.isfinite(new[0]), new[0] - value, -np.inf)
         good = np.all(np.isfinite(new[1]), axis=1) & np.all(np.isfinite(new[2]), axis=(1, 2))
         # Near the maximum the gain drowns in rounding: there a step is taken on the quadratic model's word.
         drowned = promised <= 1e-13 * (1 + np.abs(value))

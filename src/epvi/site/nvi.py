@@ -42,15 +42,19 @@ from epvi.validation import check_settings
 _FULL_UP_TO = 100
 # f is evaluated at this many draws in one pass.
 _DRAWS_AT_ONCE = 64
-# More rows than this per parameter do not help to find where the modes are.
-_START_ROWS_PER_PARAMETER, _LEAST_START_ROWS = 50, 1000
+# More observed numbers than these do not help to find where the modes are.
+_START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 50, 1000, 50
 # Below this many nats between the Monte Carlo bound and the evidence no further component is worth its cost.
 _GOOD_ENOUGH = 0.02
 # Two standard deviations from a mode a Gaussian has lost 2 nats; a direction that loses less than this is flat.
 _LEAST_LOSS = 0.002
 _DIRECTIONS_TRIED = 16
+# What is left of a flat direction when a mixture is made in spite of it, relative and absolute.
+_FLAT_FLOOR, _FLAT_PRECISION = 1e-8, 1e-8
 # Means need not stand still within a sweep: the next one goes on from there.
 _STEPS_PER_SWEEP = 25
+# L1 leaves out what L2 counts, so sweeps can go round in a circle: then the best of them is taken.
+_SWEEPS_WITHOUT_GAIN = 5
 # A fit that was still gaining more than this many nats a sweep when it had to stop is not one to multiply.
 _STILL_RISING = 0.1
 # Components nearer than this, in standard deviations, are one component as far as the bound can tell.
@@ -109,7 +113,9 @@ class NVI(Inference):
         structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
         work = _Work(self, subposterior, columns, structure, family_of(structure), precision, report)
         starts = generator(common).standard_normal((max(self.num_starts, self.num_components), d))
-        return work.merged(starts, generator(key)) if self.merge else work.plain(starts, generator(key))
+        # Numbers that overflow on the way are looked for where it matters, not warned of.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return work.merged(starts, generator(key)) if self.merge else work.plain(starts, generator(key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,26 +139,32 @@ class _Work:
         drawn = self.draw(components, rng)
         nearest = climb_to(self.subposterior, components.means, self.precision)
         modes = distinct(self.subposterior.programs.target.space, nearest, k)
-        return self.finished(components, drawn, self._flat_direction(modes))
+        flat = self._flat_direction(modes)
+        if flat is not None:
+            components = self.at_modes(modes, flat=True)
+            drawn = self.draw(components, rng)
+        return self.finished(components, drawn, flat)
 
     def merged(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
         """One Gaussian per mode, unless more components raise the Monte Carlo bound; weights learned."""
         modes = self.find_modes(starts, rng)
-        plain = self.at_modes(modes)
-        best, drawn = plain, with_best_weights(self.draw(plain, rng))
         flat = self._flat_direction(modes)
+        plain = self.at_modes(modes, flat=flat is not None)
+        best, drawn = plain, with_best_weights(self.draw(plain, rng))
         if flat is None and self.settings.num_components > 1 and self._falls_short(drawn):
             means, covariances = self._around(plain, rng)
             split = self.sweeps(means, covariances, rng)
             split_drawn = with_best_weights(self.draw(split, rng))
             if _asked_for(split_drawn, drawn):
-                best, drawn = split, split_drawn
+                # The Monte Carlo bound vouches for it, whether or not L2 stood still.
+                best, drawn = split._replace(converged=True), split_drawn
         return self.finished(best, drawn, flat)
 
     def find_modes(self, starts: np.ndarray, rng: np.random.Generator) -> Modes:
         """From a part of the rows first, when there are many, then on all."""
         k, n, d = self.settings.num_components, self.subposterior.num_rows, self.subposterior.dim
-        part = max(_LEAST_START_ROWS, _START_ROWS_PER_PARAMETER * d)
+        terms = self.subposterior.programs.target.terms
+        part = max(_LEAST_START_TERMS, _START_TERMS_PER_PARAMETER * d) // terms + _LEAST_START_ROWS
         starts = starts * np.resize([1.0, 1.0, 0.1, 3.0], len(starts))[:, None]
         starts = np.concatenate([starts, np.repeat(starts[:1], -len(starts) % k, axis=0)])
         few = self.subposterior if n <= 2 * part else self.subposterior.thinned(self.columns, part, rng)
@@ -175,9 +187,14 @@ class _Work:
             " space can have made these rows. Check the coding of the observed column, and scale columns to about 1."
         )
 
-    def at_modes(self, modes: Modes) -> Components:
+    def at_modes(self, modes: Modes, *, flat: bool) -> Components:
         """One Gaussian at each mode with the covariance that L2 gives a separate component."""
-        precisions, guarded = self.family.guarded(self._packed(modes.curvature), self.precision.floor)
+        curvature = self._packed(modes.curvature)
+        if flat:
+            # A mixture is made in spite of it, for the record.
+            curvature = curvature + _FLAT_PRECISION * (np.eye(self.subposterior.dim) if self._dense else 1.0)
+        floor = _FLAT_FLOOR if flat else self.precision.floor
+        precisions, guarded = self.family.guarded(curvature, floor)
         covariances, _ = self.family.inverse(precisions, self.subposterior.dim)
         at = overlap(self.family, modes.points, covariances)
         bound = float(np.mean(modes.value + self._trace(covariances, precisions)) + at.bound)
@@ -186,7 +203,8 @@ class _Work:
     def sweeps(self, means: np.ndarray, covariances: np.ndarray, rng: np.random.Generator) -> Components:
         """Means on L1, covariances on L2, until L2 stands still."""
         history: list[float] = []
-        guarded, nudged, done = np.zeros(len(means), bool), 0, False
+        guarded = np.zeros(len(means), bool)
+        best, nudged, done = Components(means, covariances, (-np.inf,), False, False), 0, False
         for sweep in range(self.settings.max_sweeps):
             means, value, curvature = self._move_means(means, covariances)
             precisions, guarded = self.family.guarded(curvature, self.precision.floor)
@@ -195,6 +213,8 @@ class _Work:
                 np.mean(value + self._trace(covariances, curvature)) + overlap(self.family, means, covariances).bound
             )
             history.append(float(bound))
+            if not bound <= best.history[-1]:
+                best = Components(means, covariances, tuple(history), False, bool(np.any(guarded)))
             self.report(sweep + 2)
             still = len(history) > 1 and abs(history[-1] - history[-2]) < self.settings.tolerance
             if (still or len(history) == 1) and nudged < 2 and self._coincide(means, covariances):
@@ -203,10 +223,12 @@ class _Work:
                 means = means + np.sqrt(self._variances(covariances)) * rng.standard_normal(means.shape)
                 covariances = 0.5 * covariances
                 nudged += 1
-            elif still:
-                done = True
+            elif still or len(history) - len(best.history) >= _SWEEPS_WITHOUT_GAIN:
+                done = still
                 break
-        return Components(means, covariances, tuple(history), done, bool(np.any(guarded)))
+        if done:
+            return Components(means, covariances, tuple(history), True, bool(np.any(guarded)))
+        return best._replace(history=tuple(history))
 
     def _move_means(self, means: np.ndarray, covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The means that maximise L1, with f and the packed curvature −∇²f there."""
@@ -225,6 +247,10 @@ class _Work:
         at = self.subposterior.full(moved) if self._wants_full else self.subposterior.diagonal(moved)
         assert at.hessian is not None
         return moved, at.value, self._packed(-at.hessian)
+
+    @property
+    def _dense(self) -> bool:
+        return isinstance(self.structure, Full)
 
     @property
     def _wants_full(self) -> bool:

@@ -123,7 +123,10 @@ class Dense(Family):
         return np.where(bad[..., None, None], mended, curvature), bad
 
     def root(self, precision: np.ndarray) -> np.ndarray:
-        return np.swapaxes(np.linalg.inv(np.linalg.cholesky(precision)), -1, -2)
+        # By eigenvectors, because a guarded precision may be too nearly singular for Cholesky.
+        eigenvalues, vectors = np.linalg.eigh(precision)
+        least = 1e-15 * eigenvalues[..., -1:]
+        return vectors / np.sqrt(np.maximum(eigenvalues, least))[..., None, :]
 
     def grown(self, root: np.ndarray, t: np.ndarray) -> np.ndarray:
         spread = root @ self._triangle(t)

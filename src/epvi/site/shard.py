@@ -26,7 +26,7 @@ def fit_shard(
     rows: Any,
     shard: str,
     *,
-    prior: Fraction | None = None,
+    prior: Fraction | str | float | None = None,
     inference: Inference | None = None,
     seed: Seed = 0,
 ) -> ShardFit:

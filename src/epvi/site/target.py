@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -25,7 +26,8 @@ class Target:
 
     `log_prior(θ)` holds the Jacobian of the constraints, so that a share f of it in every shard multiplies to the
     posterior's density in ℝᵈ; `log_prior_again` computes it from another number of rows. `outside(block)` tells, per
-    observed column or site, which rows the likelihood cannot have made whatever θ is.
+    observed column or site, which rows the likelihood cannot have made whatever θ is; `terms` is how many numbers it
+    observes in one row.
     """
 
     space: Space
@@ -33,6 +35,7 @@ class Target:
     log_prior_again: Callable[[Float[AnyArray, " d"]], Float[AnyArray, ""]]
     log_likelihood: Callable[[Float[AnyArray, " d"], Block], Float[AnyArray, " n"]]
     outside: Callable[[Block], dict[str, Bool[AnyArray, " n"]]]
+    terms: int = 1
 
     def check(self, rows: Mapping[str, np.ndarray]) -> None:
         """Refuse a model whose shards would not multiply to its posterior: try it on the first rows."""
@@ -52,6 +55,7 @@ class Target:
                 raise
             except Exception as error:
                 raise failed(error) from error
+        self._check_derivatives(theta, block)
         if not np.isclose(prior, prior_again, rtol=1e-9, atol=1e-9, equal_nan=True):
             raise EpviError(
                 "the prior depends on the number of rows, so every shard would have another prior: pass what it needs"
@@ -63,6 +67,21 @@ class Target:
                 " away. Shards cannot be fitted apart then. Move what is computed from several rows (centring, scaling,"
                 " lags, sums) out of the model into the columns, or give it as a fixed argument."
             )
+
+    def _check_derivatives(self, theta: np.ndarray, block: Block) -> None:
+        """Refuse a density that JAX cannot differentiate twice; tracing tells, nothing is computed."""
+
+        def joint(theta: AnyArray) -> AnyArray:
+            return self.log_prior(theta) + jnp.sum(self.log_likelihood(theta, block))
+
+        with jax.enable_x64(True), promotion_allowed():
+            try:
+                jax.eval_shape(jax.hessian(joint), theta)
+            except Exception as error:
+                raise EpviError(
+                    f"the log density cannot be differentiated twice ({failed(error)}): write loops with jax.lax.scan"
+                    " or fori_loop over a fixed range, and give calls to Python a custom derivative."
+                ) from error
 
 
 def _equal(whole: np.ndarray, parts: np.ndarray) -> bool:

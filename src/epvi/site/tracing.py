@@ -78,6 +78,14 @@ def placed(site: Site) -> Any:
     return transform(jnp.zeros(transform.inverse_shape(shape)))
 
 
+def filled(site: Site) -> Any:
+    """Zeros of a latent site's shape, where only shapes matter."""
+    if not is_latent(site):
+        return None
+    shape = site["fn"].shape(site["kwargs"].get("sample_shape", ()))
+    return jnp.zeros(shape, int if is_discrete(site) else float)
+
+
 def is_latent(site: Site) -> bool:
     """Whether the site is a sample site without an observed value."""
     return site["type"] == "sample" and not site["is_observed"]

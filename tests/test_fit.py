@@ -1,0 +1,270 @@
+"""The whole job: workers, executors, progress, failures; in real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import epvi
+from epvi import worker
+from epvi.models import logistic, simulate_logistic
+
+ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
+QUICK = epvi.NVI(2, num_starts=4, num_draws=64)
+
+
+def same(a, b):
+    """Whether two posteriors are the same to the last bit."""
+    return all(
+        np.array_equal(x, y)
+        for p, q in zip((a, *a.fits), (b, *b.fits), strict=True)
+        for x, y in (
+            (p.mixture.means, q.mixture.means),
+            (p.mixture.roots, q.mixture.roots),
+            (p.mixture.log_weights, q.mixture.log_weights),
+        )
+    )
+
+
+def test_any_number_of_workers_gives_the_same_bits():
+    one, two, eight = (epvi.fit(logistic, ROWS, 5, inference=QUICK, executor=n, seed=3) for n in (1, 2, 8))
+    assert same(one, two)
+    assert same(one, eight)
+    other = epvi.fit(logistic, ROWS, 5, inference=QUICK, executor=8, seed=4)
+    assert not same(one, other)
+
+
+def test_other_executors_agree_to_ten_digits():
+    distributed = pytest.importorskip("distributed")
+    ours = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=2)
+    with ThreadPoolExecutor(2) as threads:
+        threaded = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=threads)
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    with cluster, distributed.Client(cluster) as client:
+        dasked = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=client.get_executor())
+    for theirs in (threaded, dasked):
+        np.testing.assert_allclose(theirs.mixture.mean(), ours.mixture.mean(), rtol=1e-10)
+        np.testing.assert_allclose(theirs.mixture.covariance(), ours.mixture.covariance(), rtol=1e-9, atol=1e-14)
+
+
+TRACES = []
+
+
+def counting(x, y=None):
+    TRACES.append(1)
+    logistic(x, y)
+
+
+def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few():
+    counts = []
+    for num_shards in (2, 9):
+        TRACES.clear()
+        worker._model.cache_clear()
+        with ThreadPoolExecutor(1) as executor:
+            # Full shards only, so that both jobs have blocks of one size.
+            rows = {name: column[: 60 * num_shards] for name, column in ROWS.items()}
+            epvi.fit(counting, rows, num_shards, inference=QUICK, executor=executor)
+        counts.append(len(TRACES))
+    assert counts[0] == counts[1]
+
+
+def test_six_shards_agree_with_the_fit_of_all_rows():
+    rows, _ = simulate_logistic(3600, 3, condition=10.0, seed=0)
+    train, held_out = (
+        {name: column[part] for name, column in rows.items()} for part in (slice(3000), slice(3000, None))
+    )
+    six, one = (epvi.fit(logistic, train, m) for m in (6, 1))
+    # In posterior standard deviations, of the coefficients (a share of the prior says little of α).
+    away = (six.mixture.mean() - one.mixture.mean()) / one.mixture.sd()
+    assert np.max(np.abs(away[1:])) < 0.5
+    np.testing.assert_allclose((six.mixture.sd() / one.mixture.sd())[1:], 1.0, atol=0.15)
+    gap = epvi.log_predictive(logistic, six, held_out) - epvi.log_predictive(logistic, one, held_out)
+    assert abs(gap) < 0.001
+
+
+def test_rows_can_be_split_by_a_column_that_the_model_does_not_take():
+    hospital = np.array(["north", "south", "west"])[np.arange(600) % 3]
+    posterior = epvi.fit(logistic, {**ROWS, "hospital": hospital}, by="hospital", inference=QUICK)
+    assert [fit.label for fit in posterior.fits] == [
+        "1 of 3 (hospital = north)",
+        "2 of 3 (hospital = south)",
+        "3 of 3 (hospital = west)",
+    ]
+    by_hand = [
+        epvi.fit_shard(logistic, {k: v[m::3] for k, v in ROWS.items()}, f"{m + 1}/3", inference=QUICK) for m in range(3)
+    ]
+    np.testing.assert_allclose(posterior.mixture.mean(), epvi.combine(by_hand).mixture.mean(), rtol=1e-8)
+
+
+def test_rows_in_their_order_are_runs_of_rows():
+    posterior = epvi.fit(logistic, ROWS, 3, shuffle=False, inference=QUICK)
+    second = epvi.fit_shard(logistic, {k: v[200:400] for k, v in ROWS.items()}, "2/3", inference=QUICK)
+    np.testing.assert_allclose(posterior.fits[1].mixture.means, second.mixture.means, rtol=1e-8)
+
+
+def test_a_failing_shard_names_itself_and_keeps_the_others():
+    rows = {name: column.copy() for name, column in ROWS.items()}
+    rows["y"] = rows["y"].astype(int)
+    rows["y"][450:453] = 2
+    with pytest.raises(epvi.ShardError, match=r"shard 4 of 4 .* column 'y' has 3 values outside") as error:
+        epvi.fit(logistic, rows, 4, shuffle=False, inference=QUICK)
+    assert [fit.shard for fit in error.value.fits] == [1, 2, 3]
+    mended = epvi.fit_shard(logistic, {k: v[450:] for k, v in ROWS.items()}, "4/4", inference=QUICK)
+    posterior = epvi.combine([*error.value.fits, mended])
+    np.testing.assert_allclose(
+        posterior.mixture.mean(),
+        epvi.fit(logistic, ROWS, 4, shuffle=False, inference=QUICK).mixture.mean(),
+        rtol=1e-8,
+    )
+
+
+def deadly(x, y=None):
+    # Only epvi's own workers have this in their environment.
+    if os.environ.get("NPROC") == "1":
+        os._exit(1)
+    logistic(x, y)
+
+
+def test_a_worker_that_dies_is_said_and_the_next_call_works():
+    with pytest.raises(epvi.ShardError, match="a worker process died while it fitted shard"):
+        epvi.fit(deadly, ROWS, 2, inference=QUICK)
+    assert epvi.fit(logistic, ROWS, 2, inference=QUICK).product.status.ok
+
+
+def unpicklable():
+    lock = __import__("threading").Lock()
+
+    def model(x, y=None):
+        with lock:
+            logistic(x, y)
+
+    return model
+
+
+def test_a_model_that_cannot_travel_is_refused():
+    with pytest.raises(epvi.EpviError, match="the model cannot be sent to workers"):
+        epvi.fit(unpicklable(), ROWS, 2)
+
+
+SCRIPT = """
+import numpy as np, numpyro, numpyro.distributions as dist, epvi
+scale = 2.0
+def model(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, scale).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+rng = np.random.default_rng(0)
+x = rng.normal(size=(200, 2))
+rows = {"x": x, "y": x @ np.ones(2) + rng.normal(size=200)}
+posterior = epvi.fit(model, rows, shards=4, progress=True)
+truth = np.linalg.inv(x.T @ x + np.eye(2) / scale**2)
+assert np.allclose(posterior.mixture.covariance(), truth, rtol=1e-6)
+print("fitted", posterior.summary()["w[0]"]["mean"])
+"""
+
+
+@pytest.mark.parametrize("way", ["script", "stdin"])
+def test_models_of_a_script_without_a_guard_and_of_a_prompt_work(way, tmp_path):
+    script = tmp_path / "study.py"
+    script.write_text(SCRIPT)
+    arguments, given = ([str(script)], None) if way == "script" else (["-"], SCRIPT)
+    done = subprocess.run([sys.executable, *arguments], input=given, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("fitted")
+    assert "4/4" in done.stderr  # the progress bar is on stderr
+
+
+SLOW = """
+import time, numpy as np, numpyro, numpyro.distributions as dist, epvi, os
+def model(x):
+    if os.environ.get("NPROC") == "1":
+        open(FOLDER + "/" + str(os.getpid()), "w").close()
+        time.sleep(60)
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("x", dist.Normal(mu, 1.0), obs=x)
+epvi.fit(model, {"x": np.arange(8.0)}, 4, executor=2)
+"""
+
+
+def alive(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().split(")")[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
+def test_an_interrupt_leaves_no_process_and_no_file_behind(tmp_path):
+    started, folder = tmp_path / "started", tmp_path / "tmp"
+    started.mkdir()
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"FOLDER = {str(started)!r}\n{SLOW}"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 120
+    while len(os.listdir(started)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    workers = [int(name) for name in os.listdir(started)]
+    assert len(workers) == 2
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert b"KeyboardInterrupt" in said
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(map(alive, workers))
+    assert not [name for name in os.listdir(folder) if name.startswith("epvi-")]
+
+
+def test_importing_epvi_brings_in_no_guests():
+    code = "import sys, epvi; print(*sorted(name for name in sys.modules if '.' not in name))"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"matplotlib", "dask", "distributed", "pandas", "arviz", "rich", "funsor", "flax"} & set(modules)
+
+
+def gaussian(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def test_float32_rows_give_the_same_posterior_within_their_accuracy():
+    double = epvi.fit(gaussian, ROWS, 3, executor=2)
+    single = epvi.fit(gaussian, {name: column.astype(np.float32) for name, column in ROWS.items()}, 3, executor=2)
+    assert single.mixture.means.dtype == np.float64
+    away = (single.mixture.mean() - double.mixture.mean()) / double.mixture.sd()
+    assert np.max(np.abs(away)) < 1e-2
+    np.testing.assert_allclose(single.mixture.sd(), double.mixture.sd(), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"shards": 0}, "shards is 0"),
+        ({"shards": 601}, "601 shards for 600 rows"),
+        ({}, "pass either shards=8 or by="),
+        ({"shards": 2, "by": "y"}, "pass either shards=8 or by="),
+        ({"by": "hospital"}, "there is no column 'hospital'"),
+        ({"shards": 2, "executor": "dask"}, "executor is 'dask'"),
+        ({"shards": 2, "executor": 0}, "executor is 0"),
+        ({"shards": 2, "inference": "nvi"}, "inference is 'nvi'"),
+        ({"shards": 2, "product": epvi.Exact}, "product is"),
+        ({"shards": 2, "seed": -1}, "seed is -1"),
+    ],
+)
+def test_bad_settings_are_refused(settings, said, untyped):
+    with pytest.raises(epvi.EpviError, match=said):
+        epvi.fit(logistic, ROWS, **{"inference": QUICK, **settings})
