@@ -11,29 +11,20 @@ component stays only where the Monte Carlo bound asks for it, and weights are le
 """
 
 import dataclasses
-from typing import NamedTuple
 
 import jax
 import numpy as np
-from scipy.optimize import minimize
 
 from epvi.errors import EpviError
 from epvi.mixture import GaussianMixture
 from epvi.site.density import Subposterior
 from epvi.site.elbo import Drawn, base_draws, draw_from, with_best_weights
+from epvi.site.flatness import flat_direction
 from epvi.site.inference import Inference, LocalFit, Report
-from epvi.site.modes import Modes, Precision, climb_to, distinct, find_modes, second_order
-from epvi.site.newton import climb
-from epvi.site.overlap import (
-    Dense,
-    Family,
-    best_covariances,
-    family_of,
-    mean_gradient,
-    mean_hessian,
-    overlap,
-)
-from epvi.site.rows import Columns, constant_columns, generator
+from epvi.site.modes import Modes, Precision, climb_to, distinct, find_modes
+from epvi.site.overlap import Family, family_of, overlap
+from epvi.site.rows import Columns, generator
+from epvi.site.sweeps import Components, Sweeps
 from epvi.status import Status
 from epvi.structure import Diagonal, Full, Spherical, Structure
 from epvi.validation import check_settings
@@ -46,29 +37,12 @@ _DRAWS_AT_ONCE = 64
 _START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 50, 1000, 50
 # Below this many nats between the Monte Carlo bound and the evidence no further component is worth its cost.
 _GOOD_ENOUGH = 0.02
-# Two standard deviations from a mode a Gaussian has lost 2 nats; a direction that loses less than this is flat.
-_LEAST_LOSS = 0.002
-_DIRECTIONS_TRIED = 16
 # What is left of a flat direction when a mixture is made in spite of it, relative and absolute.
 _FLAT_FLOOR, _FLAT_PRECISION = 1e-8, 1e-8
-# Means need not stand still within a sweep: the next one goes on from there.
-_STEPS_PER_SWEEP = 25
-# L1 leaves out what L2 counts, so sweeps can go round in a circle: then the best of them is taken.
-_SWEEPS_WITHOUT_GAIN = 5
+# A fit is of no use when more than this share of its own draws has no finite log density.
+_MOST_NON_FINITE = 0.1
 # A fit that was still gaining more than this many nats a sweep when it had to stop is not one to multiply.
 _STILL_RISING = 0.1
-# Components nearer than this, in standard deviations, are one component as far as the bound can tell.
-_COINCIDE = 0.2
-
-
-class Components(NamedTuple):
-    """Means (K, d), packed covariances, and the bound L2 after each sweep."""
-
-    means: np.ndarray
-    covariances: np.ndarray
-    history: tuple[float, ...]
-    converged: bool
-    guarded: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +85,9 @@ class NVI(Inference):
         single = any(column.dtype == np.float32 for column in columns.values())
         precision = Precision(1e-6, 1e-6) if single else Precision(1e-9, 1e-12)
         structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
-        work = _Work(self, subposterior, columns, structure, family_of(structure), precision, report)
+        family = family_of(structure)
+        sweeps = Sweeps(subposterior, structure, family, precision, self.max_sweeps, self.tolerance, report)
+        work = _Work(self, subposterior, columns, structure, family, precision, sweeps)
         starts = generator(common).standard_normal((max(self.num_starts, self.num_components), d))
         # Numbers that overflow on the way are looked for where it matters, not warned of.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
@@ -128,14 +104,14 @@ class _Work:
     structure: Structure
     family: Family
     precision: Precision
-    report: Report
+    sweeps: Sweeps
 
     def plain(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
         """The paper's method: K means from N(0, I), unit variances, equal weights."""
         k, d = self.settings.num_components, self.subposterior.dim
         self._refuse_non_finite(starts[:k])
-        unit = np.broadcast_to(np.eye(d) if isinstance(self.structure, Full) else 1.0, (k, *self._packed_shape()))
-        components = self.sweeps(starts[:k], np.array(unit), rng)
+        unit = np.broadcast_to(np.eye(d) if self._dense else 1.0, (k, *self.structure.packed_shape(d)))
+        components = self.sweeps.run(starts[:k], np.array(unit), rng)
         drawn = self.draw(components, rng)
         nearest = climb_to(self.subposterior, components.means, self.precision)
         modes = distinct(self.subposterior.programs.target.space, nearest, k)
@@ -153,7 +129,7 @@ class _Work:
         best, drawn = plain, with_best_weights(self.draw(plain, rng))
         if flat is None and self.settings.num_components > 1 and self._falls_short(drawn):
             means, covariances = self._around(plain, rng)
-            split = self.sweeps(means, covariances, rng)
+            split = self.sweeps.run(means, covariances, rng)
             split_drawn = with_best_weights(self.draw(split, rng))
             if _asked_for(split_drawn, drawn):
                 # The Monte Carlo bound vouches for it, whether or not L2 stood still.
@@ -171,10 +147,14 @@ class _Work:
         modes = find_modes(few, starts, k, self.precision)
         if not len(modes.points):
             self._refuse_non_finite(starts)
+            raise EpviError(
+                f"the log density has no finite derivatives at any of {len(starts)} starts: guard square roots,"
+                " logarithms and divisions in the model (jnp.where on their arguments, not on their results)."
+            )
         if few is not self.subposterior:
             found = np.concatenate([modes.points, np.repeat(modes.points[:1], k - len(modes.points), axis=0)])
             modes = find_modes(self.subposterior, found, k, self.precision)
-        self.report(1)
+        self.sweeps.report(1)
         return modes
 
     def _refuse_non_finite(self, starts: np.ndarray) -> None:
@@ -189,7 +169,7 @@ class _Work:
 
     def at_modes(self, modes: Modes, *, flat: bool) -> Components:
         """One Gaussian at each mode with the covariance that L2 gives a separate component."""
-        curvature = self._packed(modes.curvature)
+        curvature = self.sweeps.packed(modes.curvature)
         if flat:
             # A mixture is made in spite of it, for the record.
             curvature = curvature + _FLAT_PRECISION * (np.eye(self.subposterior.dim) if self._dense else 1.0)
@@ -197,88 +177,12 @@ class _Work:
         precisions, guarded = self.family.guarded(curvature, floor)
         covariances, _ = self.family.inverse(precisions, self.subposterior.dim)
         at = overlap(self.family, modes.points, covariances)
-        bound = float(np.mean(modes.value + self._trace(covariances, precisions)) + at.bound)
+        bound = float(np.mean(modes.value + self.sweeps.trace(covariances, precisions)) + at.bound)
         return Components(modes.points, covariances, (bound,), modes.converged, bool(np.any(guarded)))
-
-    def sweeps(self, means: np.ndarray, covariances: np.ndarray, rng: np.random.Generator) -> Components:
-        """Means on L1, covariances on L2, until L2 stands still."""
-        history: list[float] = []
-        guarded = np.zeros(len(means), bool)
-        best, nudged, done = Components(means, covariances, (-np.inf,), False, False), 0, False
-        for sweep in range(self.settings.max_sweeps):
-            means, value, curvature = self._move_means(means, covariances)
-            precisions, guarded = self.family.guarded(curvature, self.precision.floor)
-            covariances = best_covariances(self.family, means, precisions, covariances)
-            bound = (
-                np.mean(value + self._trace(covariances, curvature)) + overlap(self.family, means, covariances).bound
-            )
-            history.append(float(bound))
-            if not bound <= best.history[-1]:
-                best = Components(means, covariances, tuple(history), False, bool(np.any(guarded)))
-            self.report(sweep + 2)
-            still = len(history) > 1 and abs(history[-1] - history[-2]) < self.settings.tolerance
-            if (still or len(history) == 1) and nudged < 2 and self._coincide(means, covariances):
-                # Coinciding components are a saddle of the bound: apart and narrower at once they climb, one after
-                # the other they fall back.
-                means = means + np.sqrt(self._variances(covariances)) * rng.standard_normal(means.shape)
-                covariances = 0.5 * covariances
-                nudged += 1
-            elif still or len(history) - len(best.history) >= _SWEEPS_WITHOUT_GAIN:
-                done = still
-                break
-        if done:
-            return Components(means, covariances, tuple(history), True, bool(np.any(guarded)))
-        return best._replace(history=tuple(history))
-
-    def _move_means(self, means: np.ndarray, covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The means that maximise L1, with f and the packed curvature −∇²f there."""
-        k, d = means.shape
-        if second_order(k, d):
-            found = climb(
-                lambda flat: self._first_bound(flat, covariances),
-                means.reshape(1, -1),
-                tolerance=self.precision.tolerance,
-                floor=self.precision.floor,
-                max_steps=_STEPS_PER_SWEEP,
-            )
-            moved = found.points.reshape(k, d)
-        else:
-            moved = self._move_first_order(means, covariances)
-        at = self.subposterior.full(moved) if self._wants_full else self.subposterior.diagonal(moved)
-        assert at.hessian is not None
-        return moved, at.value, self._packed(-at.hessian)
 
     @property
     def _dense(self) -> bool:
         return isinstance(self.structure, Full)
-
-    @property
-    def _wants_full(self) -> bool:
-        return isinstance(self.structure, Full) or second_order(1, self.subposterior.dim)
-
-    def _first_bound(self, flat: np.ndarray, covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """L1 of all means as one vector, with its gradient and Hessian."""
-        k, d = len(covariances), self.subposterior.dim
-        means = flat.reshape(k, d)
-        at, between = self.subposterior.full(means), overlap(self.family, means, covariances)
-        assert at.hessian is not None
-        hessian = mean_hessian(self.family, between).reshape(k, d, k, d)
-        hessian[np.arange(k), :, np.arange(k), :] += at.hessian / k
-        gradient = at.gradient / k + mean_gradient(between)
-        value = np.mean(at.value) + between.bound
-        return np.array([value]), gradient.reshape(1, -1), hessian.reshape(1, k * d, k * d)
-
-    def _move_first_order(self, means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
-        def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-            moved = flat.reshape(means.shape)
-            at, between = self.subposterior.gradient(moved), overlap(self.family, moved, covariances)
-            value = np.mean(at.value) + between.bound
-            if not np.isfinite(value):
-                return np.inf, np.zeros(flat.size)
-            return -float(value), -(at.gradient / len(means) + mean_gradient(between)).ravel()
-
-        options = {"maxiter": 500, "maxfun": 1000, "ftol": 1e-12, "gtol": 1e-6}
-        return minimize(loss, means.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(means.shape)
 
     def draw(self, components: Components, rng: np.random.Generator) -> Drawn:
         """f at draws, as many of every component."""
@@ -288,15 +192,13 @@ class _Work:
     def finished(self, components: Components, drawn: Drawn, flat: str | None) -> LocalFit:
         """The mixture with its status."""
         packed = components.covariances[:, 0] if isinstance(self.structure, Spherical) else components.covariances
-        if isinstance(self.structure, Full):
+        if self._dense:
             packed = 0.5 * (packed + np.swapaxes(packed, 1, 2))
         elbo = drawn.elbo()
         if flat is not None:
             status = Status(False, flat)
-        elif not np.isfinite(elbo.value):
-            status = Status(
-                False, "non-finite: f is not finite at draws of the fit: rescale columns or bound parameters."
-            )
+        elif np.mean(~np.isfinite(drawn.f)) > _MOST_NON_FINITE:
+            status = Status(False, "non-finite: the log density is not finite around the fit: rescale the columns.")
         elif not components.converged:
             status = _stopped(components.history)
         else:
@@ -320,53 +222,11 @@ class _Work:
         return plain.means[which] + moved, plain.covariances[which]
 
     def _flat_direction(self, modes: Modes) -> str | None:
-        """What to say when the heaviest mode does not fall off in some direction; None when it does in all."""
-        d = self.subposterior.dim
-        point, value = modes.points[0], modes.value[0]
-        if modes.curvature.ndim == 3:
-            eigenvalues, vectors = np.linalg.eigh(modes.curvature[0])
-            size = np.maximum(np.abs(eigenvalues), self.precision.floor * np.max(np.abs(eigenvalues)) + 1e-290)
-            directions = (vectors / np.sqrt(size)).T
-        else:
-            size = self.family.guarded(modes.curvature[:1], self.precision.floor)[0][0]
-            size = np.maximum(np.abs(modes.curvature[0]), self.precision.floor * np.max(np.abs(modes.curvature[0])))
-            directions = np.diag(size**-0.5)
-        widest = directions[np.argsort(size)[: min(d, _DIRECTIONS_TRIED)]]
-        loss = value - self._value(np.concatenate([point + 2 * widest, point - 2 * widest]))
-        loss = np.min(loss.reshape(2, -1), axis=0)
-        if not np.any(loss < _LEAST_LOSS):
-            return None
-        name = self.subposterior.programs.target.space.coordinate(int(np.argmax(np.abs(widest[np.argmin(loss)]))))
-        constant = constant_columns(self.columns)
-        hint = f" (constant here: {', '.join(constant[:3])})" if constant else ""
-        return (
-            f"flat direction: these rows and their share of the prior do not bound {name}{hint}. Take fewer shards,"
-            " give a proper prior, or leave out columns that others determine or that separate the labels."
-        )
+        space = self.subposterior.programs.target.space
+        return flat_direction(space, self.columns, modes, self.precision.floor, self._value)
 
     def _value(self, theta: np.ndarray) -> np.ndarray:
         return self.subposterior.value(theta, _DRAWS_AT_ONCE)
-
-    def _packed_shape(self) -> tuple[int, ...]:
-        return self.structure.packed_shape(self.subposterior.dim)
-
-    def _packed(self, curvature: np.ndarray) -> np.ndarray:
-        """What the structure keeps of −H: the matrix, its diagonal, or the mean of that."""
-        if isinstance(self.structure, Full):
-            return curvature
-        diagonal = np.diagonal(curvature, axis1=1, axis2=2) if curvature.ndim == 3 else curvature
-        return np.mean(diagonal, axis=1, keepdims=True) if isinstance(self.structure, Spherical) else diagonal
-
-    def _trace(self, covariances: np.ndarray, curvature: np.ndarray) -> np.ndarray:
-        return self.family.trace(covariances, curvature, self.subposterior.dim)
-
-    def _variances(self, covariances: np.ndarray) -> np.ndarray:
-        return np.diagonal(covariances, axis1=1, axis2=2) if isinstance(self.family, Dense) else covariances
-
-    def _coincide(self, means: np.ndarray, covariances: np.ndarray) -> bool:
-        spread = np.sqrt(self._variances(covariances))
-        away = np.max(np.abs(means[:, None] - means[None]) / spread[:, None], axis=-1)
-        return bool(np.any(away[np.triu_indices(len(means), 1)] < _COINCIDE))
 
 
 def _stopped(history: tuple[float, ...]) -> Status:

@@ -1,0 +1,47 @@
+"""Directions that nothing bounds: separable labels, collinear or constant columns under a flat prior.
+
+Takes the heaviest mode of a subposterior. Two standard deviations from a mode a Gaussian has lost 2 nats; where the
+curvature vanishes, or next to nothing is lost although it does not, there is no Gaussian to fit.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from epvi.site.modes import Modes
+from epvi.site.rows import Columns, constant_columns
+from epvi.space import Space
+
+_LEAST_LOSS = 0.002
+_DIRECTIONS_TRIED = 16
+
+
+def flat_direction(
+    space: Space, columns: Columns, modes: Modes, floor: float, value: Callable[[np.ndarray], np.ndarray]
+) -> str | None:
+    """What to say when the heaviest mode does not fall off in some direction; None when it does in all."""
+    curvature, directions = _axes(modes.curvature[0])
+    least = floor * np.max(np.abs(curvature)) + 1e-290
+    order = np.argsort(np.abs(curvature))[:_DIRECTIONS_TRIED]
+    curvature, directions = curvature[order], directions[order]
+    steps = 2 * directions / np.sqrt(np.maximum(np.abs(curvature), least))[:, None]
+    away = value(np.concatenate([modes.points[0] + steps, modes.points[0] - steps]))
+    loss = modes.value[0] - np.max(away.reshape(2, -1), axis=0)
+    flat = (np.abs(curvature) <= least) | (loss < _LEAST_LOSS)
+    if not np.any(flat):
+        return None
+    name = space.coordinate(int(np.argmax(np.abs(directions[np.argmax(flat)]))))
+    constant = constant_columns(columns)
+    hint = f" (constant here: {', '.join(constant[:3])})" if constant else ""
+    return (
+        f"flat direction: these rows and their share of the prior do not bound {name}{hint}. Take fewer shards,"
+        " give a proper prior, or leave out columns that others determine or that separate the labels."
+    )
+
+
+def _axes(curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvalues of −H and their directions, one per row."""
+    if curvature.ndim == 1:
+        return curvature, np.eye(len(curvature))
+    eigenvalues, vectors = np.linalg.eigh(curvature)
+    return eigenvalues, vectors.T
