@@ -20,6 +20,9 @@ from epvi import validation
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray, ArrayLike, promotion_allowed
 
+# Values inside their support come back as they were, up to the rounding of float32.
+_SAME = 1e-5
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parameter:
@@ -44,6 +47,15 @@ class Parameter:
         """How many coordinates of θ it takes."""
         return math.prod(self.flat_shape)
 
+    def treats_alike(self) -> bool:
+        """Whether permuting the value along its leading axis permutes its unconstrained numbers likewise."""
+        if not self.shape or self.flat_shape[:1] != self.shape[:1]:
+            return False
+        with jax.enable_x64(True), promotion_allowed():
+            flat = jnp.asarray(np.random.default_rng(0).standard_normal(self.flat_shape))
+            turned, value = self.transform(flat[::-1]), self.transform(flat)[::-1]
+        return np.shape(value) == self.shape and bool(np.allclose(turned, value))
+
     def elements(self) -> Iterator[tuple[tuple[int, ...], str]]:
         """Every index into the value, with its label: `w[0]`."""
         for index in np.ndindex(self.shape):
@@ -64,6 +76,10 @@ class Space:
     def __post_init__(self) -> None:
         for group in self.exchangeable:
             self._check_group(group)
+        names = [name for group in self.exchangeable for name in group]
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise EpviError(f"exchangeable names {twice[0]} more than once: put it into one group.")
 
     @functools.cached_property
     def dim(self) -> int:
@@ -105,6 +121,7 @@ class Space:
 
     def parts(self, theta: Float[AnyArray, " d"]) -> dict[str, jax.Array]:
         """The unconstrained numbers of each parameter."""
+        theta = jnp.asarray(theta)
         return {p.name: jnp.reshape(theta[self.slices[p.name]], p.flat_shape) for p in self.parameters}
 
     def values(self, theta: Float[AnyArray, " d"]) -> dict[str, jax.Array]:
@@ -127,7 +144,9 @@ class Space:
         theta = validation.points(theta, self.dim)
         with jax.enable_x64(True):
             values = jax.vmap(self.values)(jnp.asarray(theta).reshape(-1, self.dim))
-        return {name: np.asarray(value).reshape(*theta.shape[:-1], *value.shape[1:]) for name, value in values.items()}
+        return {
+            name: np.asarray(value).reshape((*theta.shape[:-1], *value.shape[1:])) for name, value in values.items()
+        }
 
     def unconstrain(self, values: Mapping[str, ArrayLike]) -> np.ndarray:
         """θ of shape (..., d) for named constrained values of shapes (..., *shape)."""
@@ -148,9 +167,12 @@ class Space:
             flat = [p.transform.inv(jnp.asarray(arrays[p.name])) for p in self.parameters]
             sizes = [(*next(iter(batch)), p.size) for p in self.parameters]
             theta = np.asarray(jnp.concatenate([jnp.reshape(x, s) for x, s in zip(flat, sizes, strict=True)], axis=-1))
-        if not np.all(np.isfinite(theta)):
-            bad = self.coordinate(int(np.argmin(np.all(np.isfinite(theta.reshape(-1, self.dim)), axis=0))))
-            raise EpviError(f"{bad.split('[')[0]} is outside or on the edge of its support: pass values inside it.")
+        # An inverse may take what is outside (a simplex that does not sum to 1): then the way back leads elsewhere.
+        again = self.constrain(theta)
+        for name, value in arrays.items():
+            inside = np.all(np.isfinite(theta[..., self.slices[name]]))
+            if not inside or np.any(np.abs(again[name] - value) > _SAME * (1 + np.abs(value))):
+                raise EpviError(f"{name} is outside or on the edge of its support: pass values inside it.")
         return theta
 
     # Exchangeable groups.
@@ -160,8 +182,7 @@ class Space:
         if unknown:
             raise EpviError(f"exchangeable names {unknown[0]!r}, which is not a parameter of ({self.describe()}).")
         sizes = {self.by_name[name].shape[:1] for name in group}
-        moved = {self.by_name[name].flat_shape[:1] for name in group}
-        if len(sizes) != 1 or sizes != moved or sizes == {()}:
+        if len(sizes) != 1 or not all(self.by_name[name].treats_alike() for name in group):
             raise EpviError(
                 f"exchangeable names {', '.join(group)}: these parameters need leading axes of one length, and supports"
                 " that treat the entries along it alike."

@@ -23,7 +23,8 @@ _MOST_COMBINATIONS = 256
 def combinations(sites: Sequence[Site], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Every combination of values of the discrete sites of one row, stacked along a new leading axis."""
     values = [choices(site) for site in sites]
-    counts = [math.prod(shapes[site["name"]]) for site in sites]
+    shaped = [(*shapes[site["name"]], *site["fn"].event_shape) for site in sites]
+    counts = [math.prod(shape) // math.prod(v.shape[1:]) for shape, v in zip(shaped, values, strict=True)]
     total = math.prod(len(v) ** n for v, n in zip(values, counts, strict=True))
     if total > _MOST_COMBINATIONS:
         names = ", ".join(site["name"] for site in sites)
@@ -34,10 +35,9 @@ def combinations(sites: Sequence[Site], shapes: Mapping[str, tuple[int, ...]]) -
     ranges = [range(len(v)) for v, n in zip(values, counts, strict=True) for _ in range(n)]
     table = jnp.asarray(list(itertools.product(*ranges)), int).reshape(total, -1)
     stacked, column = {}, 0
-    for site, value, count in zip(sites, values, counts, strict=True):
+    for site, value, shape, count in zip(sites, values, shaped, counts, strict=True):
         index = table[:, column : column + count]
-        event = site["fn"].event_shape
-        stacked[site["name"]] = value[index].reshape(total, *shapes[site["name"]], *event)
+        stacked[site["name"]] = value[index].reshape(total, *shape)
         column += count
     return stacked
 

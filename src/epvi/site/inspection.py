@@ -63,6 +63,8 @@ class Inspection:
     row_axes: Mapping[str, int]
     discrete: Mapping[str, Discrete]
     table: Mapping[str, Any] | None
+    # Subsampled plates of rows.
+    of_rows: tuple[str, ...]
     # Observed sites whose support is known without θ: what to call them in a message, and their axis of rows.
     supported: Mapping[str, tuple[str, int]]
     # How many numbers the likelihood observes in one row.
@@ -73,7 +75,7 @@ class Inspection:
         n = len(next(iter(block.values())))
         first = {name: one.filled(n) for name, one in self.discrete.items()}
         columns = {name: jnp.asarray(column) for name, column in block.items()}
-        return run(function, given({**first, **values}), {**self.fixed, **columns}, n)
+        return run(function, given({**first, **values}), {**self.fixed, **columns}, n, self.of_rows)
 
     def per_row(self, function: Callable, values: Mapping[str, Any], block: Block) -> Any:
         """Σ over likelihood sites, and over all axes but the rows'."""
@@ -85,6 +87,16 @@ class Inspection:
             with promotion_allowed():
                 total = log if total is None else total + log
         return total
+
+    def joint(self, function: Callable, values: Mapping[str, Any], block: Block, which: Any) -> Any:
+        """The rows' log densities when row i has combination `which[i]` of the discrete values, run on all at once."""
+        assert self.table is not None
+        z = {}
+        for name, one in self.discrete.items():
+            chosen = jnp.squeeze(jnp.asarray(self.table[name])[which], axis=one.axis + 1)
+            z[name] = jnp.moveaxis(chosen, 0, one.axis)
+        axes = {**self.row_axes, **{name: one.axis for name, one in self.discrete.items()}}
+        return dataclasses.replace(self, row_axes=axes).per_row(function, {**values, **z}, block)
 
     def summed_out(self, function: Callable, values: Mapping[str, Any], block: Block) -> Any:
         """The same for every combination of the row's discrete values, summed over those."""
@@ -112,52 +124,58 @@ def inspect_model(
     function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray], exchangeable: tuple
 ) -> Inspection:
     """Find out what the model is made of, or refuse it in one sentence."""
-    example = _take(rows, MANY)
+    example = take(rows, MANY)
     with jax.enable_x64(True):
         many = _run_abstract(function, fixed, example)
-        few = _run_abstract(function, fixed, _take(rows, FEW))
+        few = _run_abstract(function, fixed, take(rows, FEW))
+        of_rows = tuple(name for name in many.asked if (many.asked[name], few.asked.get(name)) == (MANY, FEW))
+        if MANY in many.asked.values() or FEW in few.asked.values():
+            many = _run_abstract(function, fixed, example, of_rows)
+            few = _run_abstract(function, fixed, take(rows, FEW), of_rows)
         _refuse_params(many)
         supported = _supported_names(many)
         if any(is_latent(site) and _needs_numbers(site) for site in many.by_name.values()):
-            many = _run_plain(function, fixed, example)
+            many = _run_plain(function, fixed, example, of_rows)
         latent = [site for site in many.by_name.values() if is_latent(site)]
         discrete = {site["name"]: _discrete(site, few) for site in latent if is_discrete(site)}
         space = Space(tuple(_parameter(site, few) for site in latent if site["name"] not in discrete), exchangeable)
         if not space.parameters:
             raise EpviError("the model has no continuous parameter without an observed value: there is nothing to fit.")
-        wide = _program(function, fixed, example, space, discrete)
-        narrow = _program(function, fixed, _take(rows, FEW), space, discrete)
+        wide = _program(function, fixed, example, space, discrete, of_rows)
+        narrow = _program(function, fixed, take(rows, FEW), space, discrete, of_rows)
         _refuse_latents(space, wide)
         prior, row_axes = _roles(many, wide, narrow, space, discrete)
         table = None
         if discrete:
-            one = _run_plain(function, fixed, _take(rows, 1))
+            one = _run_plain(function, fixed, take(rows, 1), of_rows)
             local = [one.by_name[name] for name in discrete]
             shapes = {site["name"]: tuple(site["fn"].batch_shape) for site in local}
             table = jax.tree.map(np.asarray, combinations(local, shapes))
     checked = {name: (supported[name], row_axes[name]) for name in row_axes if name in supported}
     checked = {name: found for name, found in checked.items() if not wide.support_moves[name]}
     terms = sum(max(1, math.prod((*wide.shapes[n], *many.by_name[n]["fn"].event_shape)) // MANY) for n in row_axes)
-    return Inspection(space, fixed, example, prior, row_axes, discrete, table, checked, terms)
+    return Inspection(space, fixed, example, prior, row_axes, discrete, table, of_rows, checked, terms)
 
 
 def observed_columns(function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> list[str]:
     """Columns that are the observed value of a site."""
     with jax.enable_x64(True):
-        sites = _run_abstract(function, fixed, _take(rows, FEW), filled).by_name.values()
+        sites = _run_abstract(function, fixed, take(rows, FEW), value_of=filled).by_name.values()
     return [name for site in sites if site["type"] == "sample" and site["is_observed"] for name in site["columns"]]
 
 
-def _take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
+def take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
     """The first n rows, over and over when there are fewer."""
     have = len(next(iter(rows.values())))
     return {name: np.asarray(column[np.arange(n) % have]) for name, column in rows.items()}
 
 
-def _run_plain(function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray]) -> Sites:
+def _run_plain(
+    function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray], of_rows: tuple[str, ...]
+) -> Sites:
     try:
         arguments = {**fixed, **{name: jnp.asarray(column) for name, column in block.items()}}
-        return run(function, placed, arguments, len(next(iter(block.values()))))
+        return run(function, placed, arguments, len(next(iter(block.values()))), of_rows)
     except EpviError:
         raise
     except Exception as error:
@@ -165,13 +183,17 @@ def _run_plain(function: Callable, fixed: Mapping[str, Any], block: Mapping[str,
 
 
 def _run_abstract(
-    function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray], value_of: Callable = placed
+    function: Callable,
+    fixed: Mapping[str, Any],
+    block: Mapping[str, np.ndarray],
+    of_rows: tuple[str, ...] | None = None,
+    value_of: Callable = placed,
 ) -> Sites:
     """The sites with their shapes but without numbers, which costs no compilation."""
     seen = []
 
     def record(columns: dict[str, Any]) -> int:
-        sites = run(function, value_of, {**fixed, **columns}, len(next(iter(block.values()))))
+        sites = run(function, value_of, {**fixed, **columns}, len(next(iter(block.values()))), of_rows)
         for site in sites.by_name.values():
             site["columns"] = [name for name, column in columns.items() if site.get("value") is column]
         seen.append(sites)
@@ -227,14 +249,19 @@ def _discrete(site: Site, few: Sites) -> Discrete:
 
 
 def _program(
-    function: Callable, fixed: Mapping, block: Mapping, space: Space, discrete: Mapping[str, Discrete]
+    function: Callable,
+    fixed: Mapping,
+    block: Mapping,
+    space: Space,
+    discrete: Mapping[str, Discrete],
+    of_rows: tuple[str, ...],
 ) -> _Shapes:
     """Trace the log density of every sample site as a program of θ and the block."""
     n = len(next(iter(block.values())))
 
     def logs(theta: Any, rows: Any) -> Any:
         values = {**space.values(theta), **{name: one.filled(n) for name, one in discrete.items()}}
-        sites = run(function, given(values), {**fixed, **rows}, n)
+        sites = run(function, given(values), {**fixed, **rows}, n, of_rows)
         sample = [site for site in sites.by_name.values() if site["type"] == "sample"]
         supports = {site["name"]: jax.tree.leaves(site["fn"].support) for site in sample}
         return {site["name"]: log_prob(site, sites) for site in sample}, supports
@@ -291,7 +318,7 @@ def _roles(
             "the model ignores its data: no observed or factor site depends on the rows. Pass the observed column with"
             " obs= inside the rows' plate."
         )
-    if not any(wide.from_theta[name] for name in row_axes):
+    if not any(wide.from_theta[name] for name in (*row_axes, *discrete)):
         raise EpviError("no parameter of the model has a part in the likelihood: the rows cannot teach anything.")
     return tuple(prior), row_axes
 

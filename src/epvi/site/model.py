@@ -6,6 +6,7 @@ observed and factor sites are likelihood when they depend on rows, prior when th
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,11 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import constraints
+from numpyro.distributions.distribution import MaskedDistribution
 
 from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.site.density import Programs
-from epvi.site.inspection import FEW, MANY, Inspection, inspect_model
+from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
 from epvi.site.target import Block, Target
 from epvi.site.tracing import log_prob, trace_program
 from epvi.space import Parameter, Space
@@ -116,6 +118,7 @@ class Model:
             functools.partial(_log_prior, self.function, found, MANY),
             functools.partial(_log_prior, self.function, found, FEW),
             functools.partial(_log_likelihood, self.function, found),
+            None if found.table is None else functools.partial(_log_joint, self.function, found),
             functools.partial(_outside, self.function, found),
             found.terms,
         )
@@ -136,6 +139,8 @@ class DensityModel(Model):
             raise EpviError("log_prior and log_likelihood must be functions of a dict of parameter values.")
         if not parameters:
             raise EpviError('parameters is empty: name at least one with its shape, as in {"w": (3,), "scale": ()}.')
+        if not isinstance(parameters, Mapping):
+            raise EpviError(f"parameters is a {type(parameters).__name__}: pass a mapping of shapes.")
         unknown = [name for name in supports if name not in parameters]
         if unknown:
             raise EpviError(f"supports names {unknown[0]!r}, which is not among the parameters.")
@@ -145,8 +150,7 @@ class DensityModel(Model):
         self._prior, self._likelihood = log_prior, log_likelihood
         listed = []
         for name, shape in parameters.items():
-            sizes = (shape,) if isinstance(shape, int) else tuple(shape)
-            listed.append(Parameter(name, sizes, supports.get(name, constraints.real)))
+            listed.append(_declared(name, shape, supports.get(name, constraints.real)))
         self._space = Space(tuple(listed), tuple(tuple(group) for group in exchangeable))
 
     def takes(self, name: str) -> bool:
@@ -168,19 +172,40 @@ class DensityModel(Model):
             with promotion_allowed():
                 return jnp.asarray(self._likelihood(space.values(theta), dict(block)))
 
-        n = min(len(next(iter(rows.values()))), 8)
-        block = {name: column[:n] for name, column in rows.items()}
         theta = jax.ShapeDtypeStruct((space.dim,), np.float64)
         with jax.enable_x64(True):
             _, prior = trace_program(log_prior, theta)
-            _, likelihood = trace_program(log_likelihood, theta, block)
-        if prior.shape != ():
-            raise EpviError(f"log_prior gives shape {prior.shape}: it must give one number.")
-        if likelihood.shape != (n,):
-            raise EpviError(
-                f"log_likelihood gives shape {likelihood.shape} for {n} rows: it must give one number per row, {(n,)}."
-            )
-        return Target(space, log_prior, log_prior, log_likelihood, lambda block: {})
+            if prior.shape != ():
+                raise EpviError(f"log_prior gives shape {prior.shape}: it must give one number.")
+            for n in (FEW, MANY):
+                _, likelihood = trace_program(log_likelihood, theta, take(rows, n))
+                if likelihood.shape != (n,):
+                    raise EpviError(
+                        f"log_likelihood gives shape {likelihood.shape} for {n} rows: it must give one number per row,"
+                        f" {(n,)}."
+                    )
+        return Target(space, log_prior, log_prior, log_likelihood, None, lambda block: {})
+
+
+def _declared(name: str, shape: Any, support: Any) -> Parameter:
+    """A parameter of a shape and a support that fit each other."""
+    try:
+        sizes = tuple(operator.index(size) for size in (shape if np.ndim(shape) else (shape,)))
+        if isinstance(shape, str) or min(sizes, default=0) < 0:
+            raise TypeError
+    except TypeError:
+        raise EpviError(f"the shape of {name!r} is {shape!r}: pass a whole number or a tuple of them.") from None
+    parameter = Parameter(name, sizes, support)
+    try:
+        with jax.enable_x64(True), promotion_allowed():
+            fits = parameter.transform(jnp.zeros(parameter.flat_shape)).shape == sizes
+    except NotImplementedError:
+        raise EpviError(f"{name!r} lives in {support}, for which NumPyro has no bijection.") from None
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        raise EpviError(f"{name!r} of shape {sizes} does not fit its support {support}: change one of them.")
+    return parameter
 
 
 def _log_prior(function: Callable, found: Inspection, num_rows: int, theta: Any) -> Any:
@@ -198,6 +223,13 @@ def _log_likelihood(function: Callable, found: Inspection, theta: Any, block: Bl
     return (found.per_row if found.table is None else found.summed_out)(function, values, block)
 
 
+def _log_joint(function: Callable, found: Inspection, theta: Any, block: Block, draw: Any) -> Any:
+    """The same for one combination of the rows' discrete values, chosen by numbers in (0, 1)."""
+    assert found.table is not None
+    which = (draw * len(next(iter(found.table.values())))).astype(int)
+    return found.joint(function, found.space.values(theta), block, which)
+
+
 def _outside(function: Callable, found: Inspection, block: Block) -> dict[str, Any]:
     """Rows with an observed value outside the support of its distribution, by column or site."""
     sites = found.sites(function, found.space.values(jnp.zeros(found.space.dim)), block)
@@ -207,6 +239,8 @@ def _outside(function: Callable, found: Inspection, block: Block) -> dict[str, A
         try:
             with promotion_allowed():
                 inside = jnp.asarray(site["fn"].support(site["value"]))
+                if isinstance(site["fn"], MaskedDistribution):
+                    inside = inside | ~jnp.asarray(site["fn"]._mask)
                 inside = jnp.broadcast_to(inside, jnp.broadcast_shapes(inside.shape, site["fn"].batch_shape))
         except NotImplementedError:
             continue

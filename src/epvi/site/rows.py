@@ -41,11 +41,20 @@ def raw_columns(rows: Any, what: str = "rows") -> dict[str, Any]:
     return columns
 
 
-def _column(name: str, values: Any) -> np.ndarray:
+def _array(name: str, values: Any) -> np.ndarray:
+    """The values as a plain array in this machine's byte order."""
+    masked = int(np.ma.count_masked(values)) if isinstance(values, np.ma.MaskedArray) else 0
+    if masked:
+        raise EpviError(f"column {name!r} has {masked:,} masked values: remove those rows or fill them in.")
     try:
         column = np.asarray(values)
     except (TypeError, ValueError):
         raise EpviError(f"column {name!r} is not a rectangular array: pass one array with a row per entry.") from None
+    return column if column.dtype.isnative else column.astype(column.dtype.newbyteorder("="))
+
+
+def _column(name: str, values: Any) -> np.ndarray:
+    column = _array(name, values)
     if column.ndim == 0:
         raise EpviError(f"column {name!r} is a single value: pass one per row, or fix it with Model(..., {name}=...).")
     if column.dtype.kind in "OSUT":
@@ -113,7 +122,7 @@ def split_by(rows: Mapping[str, Any], by: str) -> Split:
     """One shard per value of a column (numbers, text or dates), in the order of the sorted values."""
     if by not in rows:
         raise EpviError(f"there is no column {by!r} to split by: the rows have {', '.join(map(str, rows))}.")
-    column = np.asarray(rows[by])
+    column = _array(by, rows[by])
     if column.ndim != 1:
         raise EpviError(f"column {by!r} has shape {column.shape}: split by a column with one value per row.")
     if column.dtype.kind == "O":

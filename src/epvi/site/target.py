@@ -34,6 +34,8 @@ class Target:
     log_prior: Callable[[Float[AnyArray, " d"]], Float[AnyArray, ""]]
     log_prior_again: Callable[[Float[AnyArray, " d"]], Float[AnyArray, ""]]
     log_likelihood: Callable[[Float[AnyArray, " d"], Block], Float[AnyArray, " n"]]
+    # With discrete sites: the same for values of them chosen by numbers in (0, 1), with all rows run at once.
+    log_joint: Callable[[Float[AnyArray, " d"], Block, Float[AnyArray, " n"]], Float[AnyArray, " n"]] | None
     outside: Callable[[Block], dict[str, Bool[AnyArray, " n"]]]
     terms: int = 1
 
@@ -45,7 +47,15 @@ class Target:
         theta = 0.3 * np.random.default_rng(0).standard_normal(self.space.dim)
 
         def everything(theta: AnyArray) -> tuple:
-            parts = [self.log_likelihood(theta, part) for part in ((block, *halves) if n > 1 else ())]
+            joint = self.log_joint
+            if joint is None:
+                parts = [self.log_likelihood(theta, part) for part in ((block, *halves) if n > 1 else ())]
+            else:
+                # Discrete sites are summed out one row at a time, which hides what rows have to do with each other.
+                draw = np.random.default_rng(1).random(n)
+                single = jax.tree.map(lambda column: column[:, None], (block, draw))
+                alone = jax.vmap(lambda row: joint(theta, *row))(single)
+                parts = [joint(theta, block, draw), jnp.reshape(alone, n)]
             return self.log_prior(theta), self.log_prior_again(theta), parts
 
         with jax.enable_x64(True), promotion_allowed():

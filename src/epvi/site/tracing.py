@@ -4,15 +4,16 @@ Takes the user's function, its arguments and the values of its latent sites; giv
 Plates give all their rows: subsampling is for optimisers that pick rows by themselves.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Var
+from jax.extend.core import ClosedJaxpr
+from jax.interpreters import partial_eval
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.distributions.distribution import Unit
+from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution, Unit
 from numpyro.primitives import Messenger
 
 from epvi.errors import EpviError
@@ -26,15 +27,18 @@ class Sites(NamedTuple):
 
     by_name: dict[str, Site]
     plate_scales: dict[str, float]
+    # The sizes that subsampled plates asked for.
+    asked: dict[str, int]
 
 
 class _AllRows(Messenger):
     """Plates in full; one that is told of `num_rows` rows out of a larger total is a plate of those rows."""
 
-    def __init__(self, function: Callable, num_rows: int) -> None:
+    def __init__(self, function: Callable, num_rows: int, of_rows: Collection[str] | None) -> None:
         super().__init__(function)
-        self.num_rows = num_rows
+        self.num_rows, self.of_rows = num_rows, of_rows
         self.scales: dict[str, float] = {}
+        self.asked: dict[str, int] = {}
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] != "plate":
@@ -42,18 +46,29 @@ class _AllRows(Messenger):
         size, subsample_size = msg["args"]
         if subsample_size is None or subsample_size == size:
             return
-        taken = self.num_rows if subsample_size == self.num_rows else size
+        self.asked[msg["name"]] = subsample_size
+        may_be = self.of_rows is None or msg["name"] in self.of_rows
+        taken = self.num_rows if may_be and subsample_size == self.num_rows else size
         self.scales[msg["name"]] = size / taken
         msg["args"] = (taken, taken)
         msg["value"] = jnp.arange(taken)
 
 
-def run(function: Callable, value_of: Callable[[Site], Any], arguments: Mapping[str, Any], num_rows: int) -> Sites:
-    """Run the model with latent values chosen by `value_of` and record its sites."""
+def run(
+    function: Callable,
+    value_of: Callable[[Site], Any],
+    arguments: Mapping[str, Any],
+    num_rows: int,
+    of_rows: Collection[str] | None,
+) -> Sites:
+    """Run the model with latent values chosen by `value_of` and record its sites.
+
+    Only plates in `of_rows`, or any when it is not known yet, are plates of `num_rows` rows out of a larger total.
+    """
     with promotion_allowed():
         seeded = handlers.seed(function, rng_seed=0)
-        full = _AllRows(handlers.substitute(seeded, substitute_fn=value_of), num_rows)
-        return Sites(dict(handlers.trace(full).get_trace(**arguments)), full.scales)
+        full = _AllRows(handlers.substitute(seeded, substitute_fn=value_of), num_rows, of_rows)
+        return Sites(dict(handlers.trace(full).get_trace(**arguments)), full.scales, full.asked)
 
 
 def given(values: Mapping[str, Any]) -> Callable[[Site], Any]:
@@ -106,14 +121,22 @@ def is_discrete(site: Site) -> bool:
 
 
 def choices(site: Site) -> Any:
-    """The values that a discrete site can take, one per entry of the leading axis, each of the event's shape."""
-    if not site["fn"].has_enumerate_support:
+    """The values that a discrete site can take, one per entry of the leading axis, each of the shape of one entry."""
+    base = _single(site["fn"])
+    if not base.has_enumerate_support:
         raise EpviError(
             f"the discrete parameter {site['name']!r} has infinitely many values, so NumPyro cannot enumerate it:"
             " sum it out by hand and put the result into numpyro.factor."
         )
-    values = site["fn"].enumerate_support(expand=False)
-    return jnp.reshape(values, (values.shape[0], *site["fn"].event_shape))
+    values = base.enumerate_support(expand=False)
+    return jnp.reshape(values, (values.shape[0], *base.event_shape))
+
+
+def _single(distribution: Any) -> Any:
+    """The distribution of one entry, where `expand`, `to_event` and `mask` made several of it."""
+    while isinstance(distribution, ExpandedDistribution | Independent | MaskedDistribution):
+        distribution = distribution.base_dist
+    return distribution
 
 
 def log_prob(site: Site, sites: Sites) -> Any:
@@ -130,11 +153,12 @@ def log_prob(site: Site, sites: Sites) -> Any:
 
 def depends(jaxpr: ClosedJaxpr, sources: Sequence[bool]) -> list[bool]:
     """Which outputs of a program are computed from any of the marked inputs."""
-    reached = {var for var, marked in zip(jaxpr.jaxpr.invars, sources, strict=True) if marked}
-    for equation in jaxpr.jaxpr.eqns:
-        if any(isinstance(var, Var) and var in reached for var in equation.invars):
-            reached.update(equation.outvars)
-    return [isinstance(var, Var) and var in reached for var in jaxpr.jaxpr.outvars]
+    reached = []
+    for i in range(len(jaxpr.jaxpr.outvars)):
+        # What is left of the program when only this output is wanted, also inside of compiled parts and loops.
+        _, used = partial_eval.dce_jaxpr(jaxpr.jaxpr, [i == j for j in range(len(jaxpr.jaxpr.outvars))])
+        reached.append(any(a and b for a, b in zip(used, sources, strict=True)))
+    return reached
 
 
 def trace_program(function: Callable, *arguments: Any) -> tuple[ClosedJaxpr, Any]:
