@@ -2,6 +2,8 @@
 
 import itertools
 import multiprocessing
+import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import jax
@@ -335,3 +337,20 @@ def test_bad_mixing_is_said():
     assert few.diagnostics.ess < 100
     assert not few.status.ok
     assert "num_anchors" in few.status.text
+
+
+MANY_PRODUCTS = """
+import numpy as np, epvi
+rng = np.random.default_rng(0)
+factors = rng.normal(size=(20, 4, 9, 18))
+mixtures = [
+    epvi.GaussianMixture.from_covariances(0.3 * rng.normal(size=(4, 9)), f @ np.swapaxes(f, 1, 2) / 18) for f in factors
+]
+for seed in range(15):
+    epvi.multiply(mixtures, epvi.Subset(), seed=seed)
+"""
+
+
+def test_factorisations_of_full_covariances_do_not_wait_for_each_other():
+    """A process of its own with a time limit, because a deadlock in XLA's threads cannot be interrupted."""
+    subprocess.run([sys.executable, "-c", MANY_PRODUCTS], check=True, timeout=300)

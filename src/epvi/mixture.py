@@ -237,11 +237,19 @@ def log_components(mixture: GaussianMixture, theta: Float[AnyArray, " d"]) -> Fl
 
 
 def over_blocks(function: Callable[[T], R], items: T, numbers_per_item: int) -> R:
-    """`vmap(function)(items)`, in blocks so that no more than about 2²² intermediate numbers exist at once."""
-    block = max(1, _BLOCK // numbers_per_item)
-    if len(jax.tree.leaves(items)[0]) <= block:
+    """`vmap(function)(items)`, in blocks so that no more than about 2²² intermediate numbers exist at once.
+
+    The last block is filled up with the last item. `lax.map` with a batch size would run what is left over beside the
+    loop, and two batched factorisations at once can wait for each other for ever (see `structure.py`).
+    """
+    n, block = len(jax.tree.leaves(items)[0]), max(1, _BLOCK // numbers_per_item)
+    if n <= block:
         return jax.vmap(function)(items)
-    return jax.lax.map(function, items, batch_size=block)
+    num_blocks = math.ceil(n / block)
+    size = math.ceil(n / num_blocks)
+    filled = np.minimum(np.arange(num_blocks * size), n - 1).reshape(num_blocks, size)
+    made = jax.lax.map(jax.vmap(function), jax.tree.map(lambda x: jnp.asarray(x)[filled], items))
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], made)
 
 
 @in_float64

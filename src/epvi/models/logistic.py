@@ -1,4 +1,4 @@
-"""Hierarchical Bayesian logistic regression (the paper, section 5.1), and the covariates that all regressions share.
+"""Hierarchical Bayesian logistic regression (the paper, section 5.1).
 
 α ~ Gamma(a, b),  w ~ N(0, α⁻¹ I),  y_n ~ Bernoulli(logit⁻¹(wᵀx_n))
 """
@@ -11,9 +11,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from epvi import validation
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray, is_traced
+from epvi.float64 import AnyArray
+from epvi.models.columns import check_columns, check_positive, draw_columns
 
 
 def logistic(x: AnyArray, y: AnyArray | None = None, *, a: float | int = 1.0, b: float | int = 0.01) -> None:
@@ -57,37 +56,3 @@ def simulate_logistic(
     w = rng.normal(scale=alpha**-0.5, size=num_columns)
     y = (rng.logistic(size=num_rows) < x @ w).astype(np.int64)
     return {"x": x, "y": y}, {"alpha": float(alpha), "w": w}
-
-
-def draw_columns(
-    rng: np.random.Generator, num_rows: int, num_columns: int, condition: float | int, intercept: bool
-) -> np.ndarray:
-    """Gaussian columns (n, C) whose covariance has variances from 1 down to 1/condition along random directions.
-
-    With `intercept` the first column is 1 and the others are so correlated.
-    """
-    validation.at_least("num_rows", num_rows, 1)
-    validation.at_least("num_columns", num_columns, 1)
-    if not 1 <= condition < np.inf:
-        raise EpviError(f"condition is {condition!r}: pass a number of at least 1 (1 makes the columns independent).")
-    drawn = num_columns - int(intercept)
-    directions, _ = np.linalg.qr(rng.normal(size=(drawn, drawn)))
-    sd = np.geomspace(1.0, condition**-0.5, drawn)
-    columns = (sd * rng.normal(size=(num_rows, drawn))) @ directions.T
-    return np.hstack([np.ones((num_rows, int(intercept))), columns])
-
-
-def check_columns(x: AnyArray, **others: AnyArray | None) -> None:
-    """Refuse x that is not (n, C), and other columns that are not (n,): (n, 1) would broadcast to n × n densities."""
-    if jnp.ndim(x) != 2:
-        raise EpviError(f"x has shape {jnp.shape(x)}: pass rows by columns, for example x[:, None] for one column.")
-    for name, column in others.items():
-        if column is not None and jnp.shape(column) != (x.shape[0],):
-            raise EpviError(f"{name} has shape {jnp.shape(column)}: pass one value for each of the {x.shape[0]} rows.")
-
-
-def check_positive(**settings: Any) -> None:
-    """Refuse settings that are not positive numbers."""
-    for name, value in settings.items():
-        if not is_traced(value) and not 0 < value < np.inf:
-            raise EpviError(f"{name} is {value!r}: pass a positive number.")

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 
 from epvi import validation
 from epvi.float64 import AnyArray
-from epvi.models.logistic import check_columns, check_positive, draw_columns
+from epvi.models.columns import check_columns, check_positive, draw_columns
 
 
 def multinomial(x: AnyArray, y: AnyArray | None = None, *, num_classes: int, sigma_w2: float | int = 10.0) -> None:

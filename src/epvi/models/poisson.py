@@ -14,7 +14,7 @@ from jax.scipy.special import gammaln
 from numpyro.distributions import constraints
 
 from epvi.float64 import AnyArray
-from epvi.models.logistic import check_columns, check_positive, draw_columns
+from epvi.models.columns import check_columns, check_positive, draw_columns
 
 
 def poisson(

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from epvi.float64 import AnyArray
-from epvi.models.logistic import check_columns, check_positive, draw_columns
+from epvi.models.columns import check_columns, check_positive, draw_columns
 
 
 def robust_linear(

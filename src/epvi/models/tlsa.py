@@ -16,7 +16,7 @@ import numpyro.distributions as dist
 from epvi import validation
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray, is_traced
-from epvi.models.logistic import check_positive
+from epvi.models.columns import check_positive
 
 # Parameters whose leading axis is the source: permuting it, in all of a group at once, leaves the posterior unchanged.
 EXCHANGEABLE = (("weights", "centres", "widths"),)
