@@ -7,7 +7,7 @@ RUN := .venv/bin
 .PHONY: demo test test-all check format bench clean
 
 demo: $(READY)
-	$(RUN)/python examples/products.py
+	$(RUN)/python examples/demo.py
 
 test: $(READY)
 	$(RUN)/pytest -n 2 -m "not slow"
@@ -28,6 +28,7 @@ format: $(READY)
 bench: $(READY)
 	$(RUN)/python benchmarks/products.py
 	$(RUN)/python benchmarks/modes.py
+	$(RUN)/python benchmarks/fit.py
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epvi needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another with PYTHON=python3.12")'
