@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -18,27 +19,42 @@ def effective(text):
     return float(re.search(r"sampled: (?:about )?([\d,]+) effective", text).group(1).replace(",", ""))
 
 
-def test_the_readmes_code_runs_and_prints_what_it_says():
-    (block,) = code_blocks("README.md")
+def run_block(path):
+    (block,) = code_blocks(path)
     command = [sys.executable, "-W", "error", "-c", block]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return block, subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def test_the_readmes_code_runs():
+    _, printed = run_block("README.md")
+    assert len(re.findall(r"^(alpha|w\[\d\]) +-?\d", printed, flags=re.MULTILINE)) == 9
+    held_out = float(printed.splitlines()[-1].split()[0])
+    assert -np.log(2) < held_out < 0  # better than a coin
+    assert "(1000, 5)" in printed
+
+
+def test_the_products_page_prints_what_it_says():
+    block, printed = run_block("docs/products.md")
     assert abs(effective(printed) / effective(block) - 1) < 0.2
 
 
-def test_the_demo_draws_its_picture(tmp_path):
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        ("demo.py", ["six shards", "all rows", "NUTS", "w[0]"]),
+        ("products.py", ["Exact", "Chain", "Subset", "Anchored"]),
+    ],
+)
+def test_the_examples_draw_their_pictures(example, said, tmp_path):
     picture = tmp_path / "demo.png"
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples" / "products.py"), str(picture)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, str(ROOT / "examples" / example), str(picture)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert picture.read_bytes().startswith(b"\x89PNG")
-    for way in ("Exact", "Chain", "Subset", "Anchored"):
-        assert way in done.stdout
+    for word in said:
+        assert word in done.stdout
 
 
-@pytest.mark.parametrize("module", ["numpyro", "matplotlib", "scipy.stats"])
+@pytest.mark.parametrize("module", ["matplotlib", "rich", "distributed", "pandas", "scipy.stats"])
 def test_importing_epvi_stays_light(module):
     code = f"import sys, epvi; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

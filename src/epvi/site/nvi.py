@@ -210,7 +210,12 @@ class _Work:
         return LocalFit(mixture, status, components.history, elbo, int(self.subposterior.passes))
 
     def _falls_short(self, drawn: Drawn) -> bool:
-        """Whether the bound is so far below the evidence that further components could help."""
+        """Whether the bound may be so far below the evidence that further components could help.
+
+        Draws of a full Gaussian tell; those of one that cannot follow correlations do not see what it leaves out.
+        """
+        if not self._dense:
+            return True
         elbo = drawn.elbo()
         return not drawn.log_evidence() - float(elbo.value) < _WORTH + 2 * float(elbo.standard_error)
 
@@ -235,10 +240,12 @@ def _stopped(history: tuple[float, ...]) -> Status:
     """What to say of a fit that ran out of sweeps (or, without any, of steps towards a mode)."""
     if len(history) < 2:
         return Status(False, "stopped early: no climb reached a mode. Raise num_starts, or scale columns to about 1.")
-    gain = abs(history[-1] - history[-2])
-    text = f"stopped early after {len(history)} sweeps, the bound still moving by {gain:.2g} nats a sweep"
-    remedy = "" if gain < _STILL_RISING else ": raise max_sweeps"
-    return Status(gain < _STILL_RISING, f"{text}{remedy}.")
+    gain, text = history[-1] - history[-2], f"stopped early after {len(history)} sweeps"
+    if history[-1] < max(history):
+        return Status(True, f"{text}, which went round in a circle: the best of them was taken.")
+    if gain < _STILL_RISING:
+        return Status(True, f"{text}, the bound still rising by {gain:.2g} nats a sweep.")
+    return Status(False, f"{text}, the bound still rising by {gain:.2g} nats a sweep: raise max_sweeps.")
 
 
 def _asked_for(split: Drawn, plain: Drawn) -> bool:
