@@ -18,33 +18,25 @@ _ENVIRONMENT = {"NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1
 _IDLE_SECONDS = 300
 
 _lock = threading.Lock()
-_pool: ProcessPoolExecutor | None = None
-_size = 0
+# By their number of workers, so that a call with another number does not stop one that is under way.
+_pools: dict[int, ProcessPoolExecutor] = {}
 
 
 def workers(number: int | None) -> ProcessPoolExecutor:
-    """The pool, as it was left by the call before when the number of workers is the same."""
-    global _pool, _size
+    """The pool of this many workers (one per core unless said), as the last call left it."""
     size = loky.cpu_count() if number is None else at_least("executor", number, 1)
     with _lock:
-        if _pool is None or size != _size:
-            _close()
-            _pool = ProcessPoolExecutor(size, timeout=_IDLE_SECONDS, env=_ENVIRONMENT, initializer=_warm)
-            _size = size
-        return _pool
+        if size not in _pools:
+            _pools[size] = ProcessPoolExecutor(size, timeout=_IDLE_SECONDS, env=_ENVIRONMENT, initializer=_warm)
+        return _pools[size]
 
 
 def close() -> None:
-    """Stop the workers at once, whatever they do."""
+    """Stop all workers at once, whatever they do."""
     with _lock:
-        _close()
-
-
-def _close() -> None:
-    global _pool
-    if _pool is not None:
-        _pool.shutdown(wait=True, kill_workers=True)
-        _pool = None
+        while _pools:
+            _, pool = _pools.popitem()
+            pool.shutdown(wait=True, kill_workers=True)
 
 
 def _warm() -> None:

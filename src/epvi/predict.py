@@ -13,11 +13,11 @@ from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.hub.posterior import Posterior
 from epvi.seeds import Seed, as_key
-from epvi.site.inspection import observed_columns
+from epvi.site.inspection import what_is_observed
 from epvi.site.model import DensityModel, Model
 from epvi.site.rows import as_columns
 from epvi.site.shard import as_model
-from epvi.site.tracing import failed
+from epvi.site.tracing import failed, one_trace
 from epvi.space import Space
 from epvi.validation import at_least
 
@@ -29,6 +29,7 @@ def log_predictive(
     model: Model | Callable, posterior: Posterior, rows: Any, *, num_samples: int = 1000, seed: Seed = 0
 ) -> float:
     """The mean over rows of log (1/S) Σ_s p(row | θ_s), with S draws of the posterior: the held-out log likelihood."""
+    _check_posterior(posterior)
     model, columns = as_model(model), as_columns(rows)
     programs = model.programs(columns)
     _same_space(posterior, programs.target.space)
@@ -54,24 +55,37 @@ def predict(
 
     Every array has shape (num_samples, ...), as from NumPyro's `Predictive`.
     """
+    _check_posterior(posterior)
     model, columns = as_model(model), as_columns(rows)
     if isinstance(model, DensityModel):
         raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
     model.columns(list(columns))
-    observed = observed_columns(model.function, model.fixed, columns)
+    observed, latent = what_is_observed(model.function, model.fixed, columns)
+    strange = [name for name in posterior.space.by_name if name not in latent]
+    if strange:
+        raise EpviError(
+            f"the posterior has a parameter {strange[0]!r}, which the model does not have:"
+            " pass the model that the posterior was fitted with."
+        )
     given = {name: column for name, column in columns.items() if name not in observed}
     if not given:
         raise EpviError("all columns of the rows are observed ones: pass at least one that the model takes as given.")
     key = as_key(seed)
     draws = posterior.sample(at_least("num_samples", num_samples, 1), seed=jax.random.fold_in(key, 0))
-    with jax.enable_x64(True), promotion_allowed():
+    with one_trace, jax.enable_x64(True), promotion_allowed():
         drawing = Predictive(model.function, posterior_samples={n: jnp.asarray(v) for n, v in draws.items()})
         arguments = {name: jnp.asarray(column) for name, column in given.items()}
         try:
             made = drawing(jax.random.fold_in(key, 1), **model.fixed, **arguments)
         except Exception as error:
             raise failed(error) from error
-    return {name: np.asarray(value) for name, value in made.items()}
+    # Factors are observed but have nothing to show.
+    return {name: np.asarray(value) for name, value in made.items() if value.size}
+
+
+def _check_posterior(posterior: Any) -> None:
+    if not isinstance(posterior, Posterior):
+        raise EpviError(f"posterior is a {type(posterior).__name__}: pass what epvi.fit or epvi.combine gives.")
 
 
 def _same_space(posterior: Posterior, space: Space) -> None:

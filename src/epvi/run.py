@@ -108,6 +108,8 @@ def _split(
 ) -> tuple[Columns, Split]:
     """Checked columns for the model, and which rows go where."""
     raw = raw_columns(rows)
+    if by is not None and not isinstance(by, str):
+        raise EpviError(f"by is {by!r}: pass the name of one column.")
     if (by is None) == (shards is None):
         raise EpviError('pass either shards=8 or by="column": how many parts there are, or which column names them.')
     if shards is not None:
@@ -154,11 +156,14 @@ def _share(columns: Columns, split: Split, folder: Path) -> Path:
 
 def _run(executor: Executor, job: Job, tasks: list[tuple[Part, Any]], bar: ShardProgress) -> list[ShardFit]:
     """Fit all shards; when some fail, the others still finish."""
-    futures = {executor.submit(run_shard, job, part, rows): part for part, rows in tasks}
-    pending: set[Future] = set(futures)
+    futures: dict[Future, Part] = {}
+    pending: set[Future] = set()
     fits: dict[int, ShardFit] = {}
     failed: dict[int, Exception] = {}
     try:
+        for part, rows in tasks:
+            futures[_submit(executor, job, part, rows)] = part
+        pending = set(futures)
         while pending:
             done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
@@ -172,11 +177,18 @@ def _run(executor: Executor, job: Job, tasks: list[tuple[Part, Any]], bar: Shard
                     raise error
             bar.update(set(fits) | set(failed))
     finally:
-        for future in pending:
+        for future in futures:
             future.cancel()
     if failed:
         raise _explained(failed, fits, {part.shard: part for part, _ in tasks}, job)
     return [fits[shard] for shard in sorted(fits)]
+
+
+def _submit(executor: Executor, job: Job, part: Part, rows: Any) -> Future:
+    try:
+        return executor.submit(run_shard, job, part, rows)
+    except RuntimeError as error:
+        raise EpviError(f"the executor takes no work ({error}): pass one that is still open.") from error
 
 
 def _explained(failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part], job: Job) -> ShardError:
@@ -184,9 +196,9 @@ def _explained(failed: dict[int, Exception], fits: dict[int, ShardFit], parts: d
     kept = tuple(fits[shard] for shard in sorted(fits))
     rest = f" The other {len(kept)} fits are in the error's `fits`." if kept else ""
     if any(isinstance(error, BrokenProcessPool) for error in failed.values()):
-        pool.close()
         begun = sorted(failed)
         if job.sweeps is not None:
+            pool.close()
             counts = np.load(job.sweeps)
             begun = [shard for shard in begun if counts[shard - 1] > 0] or begun
         which = " or ".join(parts[shard].label for shard in begun[:4])
@@ -197,6 +209,6 @@ def _explained(failed: dict[int, Exception], fits: dict[int, ShardFit], parts: d
         )
     first = min(failed)
     error = failed[first]
-    others = f" {len(failed) - 1} more shards failed as well." if len(failed) > 1 else ""
-    said = str(error) if isinstance(error, EpviError) else f"{type(error).__name__}: {error}"
+    others = f" So it was with {len(failed) - 1} more." if len(failed) > 1 else ""
+    said = str(error) if isinstance(error, EpviError) else f"{type(error).__name__}: {str(error).rstrip('.')}."
     return ShardError(f"shard {parts[first].label} could not be fitted: {said}{others}{rest}", kept)

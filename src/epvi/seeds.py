@@ -20,6 +20,9 @@ def as_key(seed: Any) -> jax.Array:
     if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
         if seed.shape != ():
             raise EpviError(f"seed is an array of {seed.shape} keys: pass one key.")
+        kind = jax.random.key_impl(seed)
+        if kind != jax.random.key_impl(jax.random.key(0)):
+            raise EpviError(f"seed is a key of kind {kind}: pass a whole number, or a key of JAX's default kind.")
         return seed
     if isinstance(seed, jax.Array | np.ndarray) and seed.dtype == np.uint32 and seed.shape == (2,):
         return jax.random.wrap_key_data(jnp.asarray(seed))

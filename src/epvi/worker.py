@@ -1,7 +1,7 @@
 """One shard's work as an executor runs it, in whatever process that is.
 
-Takes a `Task` made of plain data: the model as bytes, the settings, and rows either in memory or in memory-mapped
-files. What was compiled for a model is kept for the process's next shards.
+Takes a job and a part of it, made of plain data: the model as bytes, the settings, and rows either in memory or in
+memory-mapped files. What was compiled for a model is kept for the process's next shards.
 """
 
 import dataclasses

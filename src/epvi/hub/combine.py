@@ -47,9 +47,8 @@ def aligned(space: Space, mixtures: Sequence[GaussianMixture]) -> list[GaussianM
         heaviest = int(np.argmax(mixture.log_weights))
         if mean is None:
             mean, precision = means[heaviest], precisions[heaviest]
-            orders = [order_like(space, theta, mean, precision) for theta in means]
-        else:
-            orders = [order_like(space, theta, mean, precision) for theta in means]
+        orders = [order_like(space, theta, mean, precision) for theta in means]
+        if made:
             order = orders[heaviest]
             total = precision + precisions[heaviest][order]
             mean = mean + (precisions[heaviest][order] / total) * (means[heaviest][order] - mean)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from epvi.site.modes import Modes
+from epvi.site.newton import units_of
 from epvi.site.rows import Columns, constant_columns
 from epvi.space import Space
 
@@ -20,17 +21,15 @@ def flat_direction(
     space: Space, columns: Columns, modes: Modes, floor: float, value: Callable[[np.ndarray], np.ndarray]
 ) -> str | None:
     """What to say when the heaviest mode does not fall off in some direction; None when it does in all."""
-    curvature, directions = _axes(modes.curvature[0])
-    least = floor * np.max(np.abs(curvature)) + 1e-290
-    order = np.argsort(np.abs(curvature))[:_DIRECTIONS_TRIED]
-    curvature, directions = curvature[order], directions[order]
-    steps = 2 * directions / np.sqrt(np.maximum(np.abs(curvature), least))[:, None]
+    curvature, axes, units = _widest(modes.curvature[0])
+    least = floor + 1e-290
+    steps = 2 * units * axes / np.sqrt(np.maximum(np.abs(curvature), least))[:, None]
     away = value(np.concatenate([modes.points[0] + steps, modes.points[0] - steps]))
     loss = modes.value[0] - np.max(away.reshape(2, -1), axis=0)
     flat = (np.abs(curvature) <= least) | (loss < _LEAST_LOSS)
     if not np.any(flat):
         return None
-    name = space.coordinate(int(np.argmax(np.abs(directions[np.argmax(flat)]))))
+    name = space.coordinate(int(np.argmax(np.abs(units * axes[np.argmax(flat)]))))
     constant = constant_columns(columns)
     hint = f" (constant here: {', '.join(constant[:3])})" if constant else ""
     return (
@@ -39,9 +38,14 @@ def flat_direction(
     )
 
 
-def _axes(curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvalues of −H and their directions, one per row."""
+def _widest(curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The least eigenvalues of −H in units of its diagonal (others are about 1), their directions, and the units."""
     if curvature.ndim == 1:
-        return curvature, np.eye(len(curvature))
-    eigenvalues, vectors = np.linalg.eigh(curvature)
-    return eigenvalues, vectors.T
+        units = 1 / np.sqrt(np.maximum(np.abs(curvature), 1e-200))
+        eigenvalues = curvature * units**2
+        order = np.argsort(np.abs(eigenvalues))[:_DIRECTIONS_TRIED]
+        return eigenvalues[order], (np.arange(len(curvature)) == order[:, None]).astype(float), units
+    units = units_of(curvature)
+    eigenvalues, vectors = np.linalg.eigh(curvature * units[:, None] * units)
+    order = np.argsort(np.abs(eigenvalues))[:_DIRECTIONS_TRIED]
+    return eigenvalues[order], vectors.T[order], units

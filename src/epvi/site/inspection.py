@@ -157,11 +157,14 @@ def inspect_model(
     return Inspection(space, fixed, example, prior, row_axes, discrete, table, of_rows, checked, terms)
 
 
-def observed_columns(function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray]) -> list[str]:
-    """Columns that are the observed value of a site."""
+def what_is_observed(
+    function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray]
+) -> tuple[list[str], list[str]]:
+    """Columns that are the observed value of a site, and the names of sites without one."""
     with jax.enable_x64(True):
-        sites = _run_abstract(function, fixed, take(rows, FEW), value_of=filled).by_name.values()
-    return [name for site in sites if site["type"] == "sample" and site["is_observed"] for name in site["columns"]]
+        sites = _run_abstract(function, fixed, take(rows, FEW), value_of=filled).by_name
+    columns = [name for s in sites.values() if s["type"] == "sample" and s["is_observed"] for name in s["columns"]]
+    return columns, [name for name, site in sites.items() if is_latent(site)]
 
 
 def take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:

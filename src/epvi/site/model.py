@@ -44,7 +44,12 @@ class Model:
         self.exchangeable = tuple(tuple(group) for group in exchangeable)
         self.name = getattr(function, "__name__", type(function).__name__)
         self._made: dict[Signature, Programs] = {}
-        self._arguments = inspect.signature(function).parameters
+        try:
+            self._arguments = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            raise EpviError(f"{self.name} does not tell its arguments: pass a plain Python function.") from None
+        if isinstance(exchangeable, str) or any(isinstance(group, str) for group in exchangeable):
+            raise EpviError(f'exchangeable is {exchangeable!r}: pass groups of names, as in [("weights", "centres")].')
         unknown = [name for name in fixed if name not in self._arguments and not self._takes_anything]
         if unknown:
             raise EpviError(f"{self.name} has no argument {unknown[0]!r}: it takes {', '.join(self._arguments)}.")

@@ -7,13 +7,12 @@ the climbs are made on a part of the rows, and only the modes that they find are
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.optimize import minimize
 
 from epvi.alignment import order_like
 from epvi.site.density import Subposterior
-from epvi.site.newton import climb
-from epvi.site.overlap import Dense, Elementwise
+from epvi.site.newton import climb, eigen_of
 from epvi.space import Space
 
 # Two climbs ended in the same mode when they are nearer than this, in its standard deviations.
@@ -39,13 +38,14 @@ class Modes(NamedTuple):
     points: Float[np.ndarray, "G d"]
     value: Float[np.ndarray, " G"]
     curvature: np.ndarray
-    converged: bool
+    converged: Bool[np.ndarray, " G"]
 
     def log_mass(self) -> Float[np.ndarray, " G"]:
         """Laplace's approximation, up to a constant: f − ½ log|−H|."""
-        family = Dense() if self.curvature.ndim == 3 else Elementwise()
-        guarded, _ = family.guarded(self.curvature, 1e-12)
-        return self.value - 0.5 * family.inverse(guarded, self.points.shape[1])[1]
+        if self.curvature.ndim == 2:
+            return self.value - 0.5 * np.sum(np.log(np.maximum(np.abs(self.curvature), 1e-290)), axis=1)
+        eigen = eigen_of(self.curvature, 1e-12)
+        return self.value - 0.5 * np.sum(np.log(eigen.size) - 2 * np.log(eigen.units), axis=1)
 
 
 def second_order(num_points: int, d: int) -> bool:
@@ -57,13 +57,7 @@ def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, 
     """Climb from every start, `num_points` at a time, and keep at most `num_points` different ends."""
     space = subposterior.programs.target.space
     found = [climb_to(subposterior, starts[i : i + num_points], precision) for i in range(0, len(starts), num_points)]
-    ends = Modes(
-        np.concatenate([f.points for f in found]),
-        np.concatenate([f.value for f in found]),
-        np.concatenate([f.curvature for f in found]),
-        any(f.converged for f in found),
-    )
-    return distinct(space, ends, num_points)
+    return distinct(space, Modes(*map(np.concatenate, zip(*found, strict=True))), num_points)
 
 
 def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precision) -> Modes:
@@ -76,9 +70,8 @@ def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precisio
             floor=precision.floor,
             max_steps=_MOST_STEPS,
         )
-        good = ended.converged if np.any(ended.converged) else np.isfinite(ended.value)
-        curvature = -ended.hessian[good]
-        return Modes(ended.points[good], ended.value[good], curvature, bool(np.any(ended.converged)))
+        good = np.isfinite(ended.value) & np.all(np.isfinite(ended.hessian), axis=(1, 2))
+        return Modes(ended.points[good], ended.value[good], -ended.hessian[good], ended.converged[good])
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         at = subposterior.gradient(flat.reshape(starts.shape))
@@ -88,15 +81,21 @@ def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precisio
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6}
     ended = minimize(loss, starts.ravel(), jac=True, method="L-BFGS-B", options=options)
     at = subposterior.diagonal(ended.x.reshape(starts.shape))
-    good = np.isfinite(at.value)
     assert at.hessian is not None
-    return Modes(ended.x.reshape(starts.shape)[good], at.value[good], -at.hessian[good], bool(ended.success))
+    good = np.isfinite(at.value) & np.all(np.isfinite(at.hessian), axis=1)
+    converged = np.full(len(starts), bool(ended.success))
+    return Modes(ended.x.reshape(starts.shape)[good], at.value[good], -at.hessian[good], converged[good])
 
 
 def distinct(space: Space, ends: Modes, most: int) -> Modes:
-    """The different modes among the ends, the heaviest first; relabellings of one mode count once."""
+    """The different modes among the ends, the heaviest first; relabellings of one mode count once.
+
+    Ends of climbs that were not over count only where no climb was.
+    """
     if not len(ends.points):
         return ends
+    if np.any(ends.converged):
+        ends = Modes(*(part[ends.converged] for part in ends))
     log_mass = ends.log_mass()
     kept: list[int] = []
     points, curvature = ends.points.copy(), ends.curvature.copy()
@@ -110,7 +109,7 @@ def distinct(space: Space, ends: Modes, most: int) -> Modes:
             curvature[i] = curvature[i][order] if curvature.ndim == 2 else curvature[i][np.ix_(order, order)]
         if all(_apart(points[i] - points[j], curvature[j]) > _SAME_MODE for j in kept):
             kept.append(int(i))
-    return Modes(points[kept], ends.value[kept], curvature[kept], ends.converged)
+    return Modes(points[kept], ends.value[kept], curvature[kept], ends.converged[kept])
 
 
 def _diagonal(curvature: np.ndarray) -> np.ndarray:

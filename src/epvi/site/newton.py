@@ -35,15 +35,17 @@ def climb(evaluate: Evaluate, start: np.ndarray, *, tolerance: float, floor: flo
     """
     points = np.array(start, np.float64)
     value, gradient, hessian = (np.array(part) for part in evaluate(points))
-    radius = np.maximum(1.0, np.linalg.norm(points, axis=1))
-    eigen = _eigen(hessian, floor)
+    eigen = eigen_of(hessian, floor)
+    radius = np.maximum(1.0, np.linalg.norm(points / eigen.units, axis=1))
     dead = ~(np.isfinite(value) & np.all(np.isfinite(gradient), axis=1) & np.all(np.isfinite(hessian), axis=(1, 2)))
-    decrement = _decrement(gradient, *eigen)
+    decrement = _decrement(gradient, eigen)
     for _ in range(max_steps):
-        active = ~dead & ~(decrement <= tolerance) & (radius > 1e-13 * (1 + np.linalg.norm(points, axis=1)))
+        active = (
+            ~dead & ~(decrement <= tolerance) & (radius > 1e-13 * (1 + np.linalg.norm(points / eigen.units, axis=1)))
+        )
         if not np.any(active):
             break
-        step, promised = _steps(gradient, *eigen, radius)
+        step, promised = _steps(gradient, eigen, radius)
         tried = np.where(active[:, None], points + step, points)
         new = evaluate(tried)
         with np.errstate(invalid="ignore"):
@@ -52,37 +54,59 @@ def climb(evaluate: Evaluate, start: np.ndarray, *, tolerance: float, floor: flo
         # Near the maximum the gain drowns in rounding: there a step is taken on the quadratic model's word.
         drowned = promised <= 1e-13 * (1 + np.abs(value))
         taken = active & good & ((gain >= _LEAST_GAIN * promised) | (drowned & np.isfinite(gain)))
-        length = np.linalg.norm(step, axis=1)
+        length = np.linalg.norm(step / eigen.units, axis=1)
         with np.errstate(invalid="ignore"):
             ratio = np.where(drowned & taken, 1.0, gain / np.maximum(promised, 1e-300))
         radius = np.where(active & (~taken | (ratio < 0.25)), 0.25 * np.minimum(length, radius), radius)
         radius = np.where(active & taken & (ratio > 0.75), np.maximum(radius, 4 * length), radius)
         points[taken], value[taken] = tried[taken], new[0][taken]
         gradient[taken], hessian[taken] = new[1][taken], new[2][taken]
-        eigen = _eigen(hessian, floor)
-        decrement = _decrement(gradient, *eigen)
+        eigen = eigen_of(hessian, floor)
+        decrement = _decrement(gradient, eigen)
     return Climbed(points, value, gradient, hessian, decrement, ~dead & (decrement <= tolerance))
 
 
-def _eigen(hessian: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
-    """|eigenvalues|, kept off zero, and eigenvectors."""
-    finite = np.all(np.isfinite(hessian), axis=(1, 2), keepdims=True)
-    eigenvalues, vectors = np.linalg.eigh(np.where(finite, hessian, np.eye(hessian.shape[1])))
+class Eigen(NamedTuple):
+    """|eigenvalues| of a Hessian in units of its own diagonal, kept off zero, with its eigenvectors and the units.
+
+    Units make it all the same whether a column is in metres or in millimetres.
+    """
+
+    size: Float[np.ndarray, "*B D"]
+    vectors: Float[np.ndarray, "*B D D"]
+    units: Float[np.ndarray, "*B D"]
+
+
+def units_of(hessian: np.ndarray) -> np.ndarray:
+    """1/√|diagonal|, the standard deviations that the curvature alone gives."""
+    diagonal = np.abs(np.diagonal(hessian, axis1=-2, axis2=-1))
+    least = 1e-24 * np.max(diagonal, axis=-1, keepdims=True) + 1e-200
+    return 1 / np.sqrt(np.maximum(diagonal, least))
+
+
+def eigen_of(hessian: np.ndarray, floor: float) -> Eigen:
+    """The eigenvalues' sizes, none below `floor` times the largest."""
+    finite = np.all(np.isfinite(hessian), axis=(-2, -1), keepdims=True)
+    hessian = np.where(finite, hessian, np.eye(hessian.shape[-1]))
+    units = units_of(hessian)
+    eigenvalues, vectors = np.linalg.eigh(hessian * units[..., :, None] * units[..., None, :])
     size = np.abs(eigenvalues)
-    return np.maximum(size, floor * size.max(axis=1, keepdims=True) + 1e-290), vectors
+    return Eigen(np.maximum(size, floor * size.max(axis=-1, keepdims=True) + 1e-290), vectors, units)
 
 
-def _decrement(gradient: np.ndarray, eigenvalues: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    along = np.einsum("bij,bi->bj", vectors, gradient)
+def _along(gradient: np.ndarray, eigen: Eigen) -> np.ndarray:
+    """The gradient's coordinates along the eigenvectors."""
+    return np.einsum("bij,bi->bj", eigen.vectors, gradient * eigen.units)
+
+
+def _decrement(gradient: np.ndarray, eigen: Eigen) -> np.ndarray:
     with np.errstate(over="ignore", invalid="ignore"):
-        return 0.5 * np.sum(along**2 / eigenvalues, axis=1)
+        return 0.5 * np.sum(_along(gradient, eigen) ** 2 / eigen.size, axis=1)
 
 
-def _steps(
-    gradient: np.ndarray, eigenvalues: np.ndarray, vectors: np.ndarray, radius: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """p = (|H| + νI)⁻¹ g with the least ν ≥ 0 that keeps |p| within the radius, and gᵀp − ½pᵀ|H|p."""
-    along = np.einsum("bij,bi->bj", vectors, gradient)
+def _steps(gradient: np.ndarray, eigen: Eigen, radius: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """p = (|H| + νI)⁻¹ g, in units, with the least ν ≥ 0 that keeps |p| within the radius, and gᵀp − ½pᵀ|H|p."""
+    along, eigenvalues = _along(gradient, eigen), eigen.size
     low = np.zeros(len(along))
     # At this ν the step is no longer than the radius.
     high = np.linalg.norm(along, axis=1) / radius
@@ -96,4 +120,4 @@ def _steps(
     damping = np.where(inside, 0.0, high)
     coordinates = along / (eigenvalues + damping[:, None])
     promised = np.sum(along * coordinates - 0.5 * eigenvalues * coordinates**2, axis=1)
-    return np.einsum("bij,bj->bi", vectors, coordinates), promised
+    return np.einsum("bij,bj->bi", eigen.vectors, coordinates) * eigen.units, promised

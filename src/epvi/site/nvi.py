@@ -84,7 +84,8 @@ class NVI(Inference):
     ) -> LocalFit:
         """Fit the mixture."""
         d = subposterior.dim
-        single = any(column.dtype == np.float32 for column in columns.values())
+        floats = [column.dtype for column in columns.values() if column.dtype.kind == "f"]
+        single = bool(floats) and all(dtype == np.float32 for dtype in floats)
         precision = Precision(1e-6, 1e-6) if single else Precision(1e-9, 1e-12)
         structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
         family = family_of(structure)
@@ -93,7 +94,13 @@ class NVI(Inference):
         starts = generator(common).standard_normal((max(self.num_starts, self.num_components), d))
         # Numbers that overflow on the way are looked for where it matters, not warned of.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            return work.merged(starts, generator(key)) if self.merge else work.plain(starts, generator(key))
+            try:
+                return work.merged(starts, generator(key)) if self.merge else work.plain(starts, generator(key))
+            except np.linalg.LinAlgError as error:
+                raise EpviError(
+                    f"the curvature of the log density cannot be factored ({str(error).lower().rstrip('.')}): take"
+                    " fewer shards or a simpler covariance, or standardise columns."
+                ) from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +136,8 @@ class _Work:
         flat = self._flat_direction(modes)
         plain = self.at_modes(modes, flat=flat is not None)
         best, drawn = plain, with_best_weights(self.draw(plain, rng))
-        if flat is None and self.settings.num_components > 1 and self._falls_short(drawn):
+        can_split = flat is None and plain.converged and self.settings.num_components > 1
+        if can_split and self._falls_short(drawn):
             means, covariances = self._around(plain, rng)
             split = self.sweeps.run(means, covariances, rng)
             split_drawn = with_best_weights(self.draw(split, rng))
@@ -180,7 +188,7 @@ class _Work:
         covariances, _ = self.family.inverse(precisions, self.subposterior.dim)
         at = overlap(self.family, modes.points, covariances)
         bound = float(np.mean(modes.value + self.sweeps.trace(covariances, precisions)) + at.bound)
-        return Components(modes.points, covariances, (bound,), modes.converged, bool(np.any(guarded)))
+        return Components(modes.points, covariances, (bound,), bool(modes.converged[0]), bool(np.any(guarded)))
 
     @property
     def _dense(self) -> bool:
@@ -205,7 +213,8 @@ class _Work:
             status = _stopped(components.history)
         else:
             note = " (a curvature that was not that of a maximum was guarded)" if components.guarded else ""
-            status = Status(True, f"converged: {len(components.means)} components{note}.")
+            count = len(components.means)
+            status = Status(True, f"converged: {count} component{'s' if count > 1 else ''}{note}.")
         mixture = GaussianMixture.from_covariances(components.means, packed, np.exp(drawn.log_weights))
         return LocalFit(mixture, status, components.history, elbo, int(self.subposterior.passes))
 
@@ -239,7 +248,11 @@ class _Work:
 def _stopped(history: tuple[float, ...]) -> Status:
     """What to say of a fit that ran out of sweeps (or, without any, of steps towards a mode)."""
     if len(history) < 2:
-        return Status(False, "stopped early: no climb reached a mode. Raise num_starts, or scale columns to about 1.")
+        return Status(
+            False,
+            "stopped early: no climb reached a mode. Either the density has none (a scale that runs to zero in a shard"
+            " with a small share of the prior: take fewer shards, or a non-centred model), or num_starts is too small.",
+        )
     gain, text = history[-1] - history[-2], f"stopped early after {len(history)} sweeps"
     if history[-1] < max(history):
         return Status(True, f"{text}, which went round in a circle: the best of them was taken.")

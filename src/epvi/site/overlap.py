@@ -8,6 +8,7 @@ K is small and no rows are involved, so nothing here is compiled.
 """
 
 import abc
+import contextlib
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from epvi.site.newton import eigen_of, units_of
 from epvi.structure import Full, Structure
 
 _LOG_2PI = float(np.log(2 * np.pi))
@@ -81,8 +83,7 @@ class Elementwise(Family):
         return np.diag(np.broadcast_to(packed, (d,)))
 
     def guarded(self, curvature: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
-        least = floor * np.max(np.abs(curvature), axis=-1, keepdims=True) + 1e-290
-        return np.maximum(np.abs(curvature), least), np.any(curvature < least, axis=-1)
+        return np.maximum(np.abs(curvature), 1e-290), np.any(curvature <= 0, axis=-1)
 
     def root(self, precision: np.ndarray) -> np.ndarray:
         return precision**-0.5
@@ -116,17 +117,18 @@ class Dense(Family):
         return packed
 
     def guarded(self, curvature: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
-        eigenvalues, vectors = np.linalg.eigh(curvature)
-        least = floor * np.max(np.abs(eigenvalues), axis=-1, keepdims=True) + 1e-290
-        bad = np.any(eigenvalues < least, axis=-1)
-        mended = (vectors * np.maximum(np.abs(eigenvalues), least)[..., None, :]) @ np.swapaxes(vectors, -1, -2)
+        units = units_of(curvature)
+        eigenvalues = np.linalg.eigvalsh(curvature * units[..., :, None] * units[..., None, :])
+        bad = np.any(eigenvalues < floor * np.max(np.abs(eigenvalues), axis=-1, keepdims=True), axis=-1)
+        eigen = eigen_of(curvature, floor)
+        spread = eigen.vectors / units[..., :, None]
+        mended = (spread * eigen.size[..., None, :]) @ np.swapaxes(spread, -1, -2)
         return np.where(bad[..., None, None], mended, curvature), bad
 
     def root(self, precision: np.ndarray) -> np.ndarray:
         # By eigenvectors, because a guarded precision may be too nearly singular for Cholesky.
-        eigenvalues, vectors = np.linalg.eigh(precision)
-        least = 1e-15 * eigenvalues[..., -1:]
-        return vectors / np.sqrt(np.maximum(eigenvalues, least))[..., None, :]
+        eigen = eigen_of(precision, 1e-15)
+        return eigen.vectors * eigen.units[..., :, None] / np.sqrt(eigen.size)[..., None, :]
 
     def grown(self, root: np.ndarray, t: np.ndarray) -> np.ndarray:
         spread = root @ self._triangle(t)
@@ -235,7 +237,9 @@ def best_covariances(family: Family, means: np.ndarray, precisions: np.ndarray, 
         return -float(value), -slope.ravel()
 
     bounds = [(-15.0, 15.0)] * precisions.size
-    guesses = [np.zeros_like(precisions), _relative(family, roots, start)]
+    guesses = [np.zeros_like(precisions)]
+    with contextlib.suppress(np.linalg.LinAlgError):  # a start that cannot be factored is none
+        guesses.append(_relative(family, roots, start))
     guess = min(guesses, key=lambda t: loss(t.ravel())[0])
     found = minimize(
         loss, guess.ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-12, "gtol": 1e-7}

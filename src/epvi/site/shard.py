@@ -113,8 +113,9 @@ def as_share(prior: Any, num_shards: int) -> Fraction:
     if prior is None:
         return Fraction(1, num_shards)
     try:
-        share = Fraction(prior)
-    except (TypeError, ValueError, ZeroDivisionError):
+        # 0.1 means a tenth, not the binary number next to it.
+        share = Fraction(prior).limit_denominator(10**6) if isinstance(prior, float) else Fraction(prior)
+    except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         share = Fraction(-1)
     if not 0 <= share <= 1:
         raise EpviError(f'prior is {prior!r}: pass the share of the prior as a fraction, such as "1/6".')

@@ -4,6 +4,7 @@ Takes the user's function, its arguments and the values of its latent sites; giv
 Plates give all their rows: subsampling is for optimisers that pick rows by themselves.
 """
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +21,9 @@ from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 
 Site = dict[str, Any]
+
+# NumPyro's stack of handlers is one for all threads: two models must not run at once.
+one_trace = threading.RLock()
 
 
 class Sites(NamedTuple):
@@ -65,7 +69,7 @@ def run(
 
     Only plates in `of_rows`, or any when it is not known yet, are plates of `num_rows` rows out of a larger total.
     """
-    with promotion_allowed():
+    with one_trace, promotion_allowed():
         seeded = handlers.seed(function, rng_seed=0)
         full = _AllRows(handlers.substitute(seeded, substitute_fn=value_of), num_rows, of_rows)
         return Sites(dict(handlers.trace(full).get_trace(**arguments)), full.scales, full.asked)
