@@ -7,6 +7,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -52,6 +53,22 @@ def test_other_executors_agree_to_ten_digits():
     for theirs in (threaded, dasked):
         np.testing.assert_allclose(theirs.mixture.mean(), ours.mixture.mean(), rtol=1e-10)
         np.testing.assert_allclose(theirs.mixture.covariance(), ours.mixture.covariance(), rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_a_thread_pool_runs_a_new_model_in_all_its_threads(attempt):
+    """NumPyro's handlers are one stack for all threads, which must not see each other's models."""
+
+    def fresh(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0 + attempt).expand([x.shape[1]]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    with ThreadPoolExecutor(4) as threads:
+        posterior = epvi.fit(fresh, ROWS, 8, inference=QUICK, executor=threads)
+    x = ROWS["x"]
+    truth = np.linalg.inv(x.T @ x + np.eye(3) / (1.0 + attempt) ** 2)
+    np.testing.assert_allclose(posterior.mixture.covariance(), truth, rtol=1e-6)
 
 
 TRACES = []
@@ -151,6 +168,13 @@ def unpicklable():
 def test_a_model_that_cannot_travel_is_refused():
     with pytest.raises(epvi.EpviError, match="the model cannot be sent to workers"):
         epvi.fit(unpicklable(), ROWS, 2)
+
+
+def test_an_executor_that_was_closed_is_said():
+    executor = ThreadPoolExecutor(1)
+    executor.shutdown()
+    with pytest.raises(epvi.EpviError, match="the executor takes no work"):
+        epvi.fit(logistic, ROWS, 2, inference=QUICK, executor=executor)
 
 
 SCRIPT = """
@@ -257,6 +281,8 @@ def test_float32_rows_give_the_same_posterior_within_their_accuracy():
         ({"shards": 2, "inference": "nvi"}, "inference is 'nvi'"),
         ({"shards": 2, "product": epvi.Exact}, "product is"),
         ({"shards": 2, "seed": -1}, "seed is -1"),
+        ({"by": ["y"]}, "pass the name of one column"),
+        ({"shards": 2, "seed": jax.random.key(0, impl="rbg")}, "seed is a key of kind"),
     ],
 )
 def test_bad_settings_are_refused(settings, said, untyped):

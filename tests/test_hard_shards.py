@@ -146,6 +146,38 @@ def test_labels_outside_the_support_are_counted(labels, model):
     one_sentence(error)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_columns_in_different_units_are_no_flat_direction(dtype):
+    units = np.array([1e4 if dtype == np.float32 else 1e7, 1.0])
+    rows = {"x": (X * units).astype(dtype), "y": (X.sum(axis=1) + 0.1 * RNG.normal(size=60)).astype(dtype)}
+
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    fit = epvi.fit_shard(model, rows, "1/1")
+    assert fit.status.ok, fit.status
+    truth = np.linalg.inv((X * units).T @ (X * units) + np.eye(2) / 100)
+    np.testing.assert_allclose(fit.mixture.sd(), np.sqrt(np.diag(truth)), rtol=1e-3)
+
+
+def test_a_density_without_a_mode_is_refused():
+    """One group of five in a shard: the others' spread can shrink to nothing, and the density grows without end."""
+
+    def varying(x, y=None):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+        s = numpyro.sample("s", dist.HalfNormal(1.0))
+        with numpyro.plate("groups", 5):
+            a = numpyro.sample("a", dist.Normal(mu, s))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(a[x], 0.5), obs=y)
+
+    fit = epvi.fit_shard(varying, {"x": np.zeros(60, int), "y": 0.5 * RNG.normal(size=60)}, "1/5")
+    assert not fit.status.ok
+    assert "no climb reached a mode" in fit.status.text or "flat direction" in fit.status.text
+
+
 def test_a_mixture_model_with_far_apart_scales_is_found():
     """Offsets of 10,000 and scales of 0.001: starts near the origin still get there."""
 

@@ -162,6 +162,52 @@ def test_shares_of_the_prior_can_be_unequal():
     np.testing.assert_allclose(uneven.mixture.mean()[:2], even.mixture.mean()[:2], atol=0.02)
 
 
+def test_a_share_given_as_a_decimal_is_that_decimal():
+    parts = np.array_split(np.arange(120), 10)
+    inference = epvi.NVI(1, num_starts=2, num_draws=8)
+    model = epvi.Model(linear)
+    fits = [
+        epvi.fit_shard(model, {k: v[p] for k, v in ROWS.items()}, f"{m}/10", prior=0.1, inference=inference)
+        for m, p in enumerate(parts, start=1)
+    ]
+    assert len(epvi.combine(fits).fits) == 10
+
+
+def test_predictions_with_another_model_are_refused(posterior):
+    def renamed(x, y=None):
+        beta = numpyro.sample("beta", dist.Normal(0.0, 5.0).expand([2]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ beta, 1.0), obs=y)
+
+    with pytest.raises(epvi.EpviError, match="has a parameter 'w', which the model does not have"):
+        epvi.predict(renamed, posterior, {"x": X[:3]})
+
+
+def test_shards_that_are_far_from_gaussian_are_said_to_be():
+    """Twenty rows a shard and an unknown sd: its fits are off in one direction, which the product amplifies."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(400, 5))
+    rows = {"x": x, "y": x @ np.ones(5) + rng.normal(size=400)}
+
+    def regression(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 5.0).expand([5]).to_event(1))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
+        with numpyro.plate("rows", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, sigma), obs=y)
+
+    model = epvi.Model(regression)
+
+    def combined(num_shards):
+        parts = np.array_split(np.arange(400), num_shards)
+        return epvi.combine(
+            epvi.fit_shard(model, {k: v[p] for k, v in rows.items()}, f"{m}/{num_shards}")
+            for m, p in enumerate(parts, start=1)
+        )
+
+    assert "nats from their subposteriors" in combined(20).status.text
+    assert "nats from their subposteriors" not in combined(1).status.text
+
+
 def test_a_shard_must_not_be_there_twice_or_be_missing(fits):
     with pytest.raises(epvi.EpviError, match="shard 2 is there twice"):
         epvi.combine([fits[0], fits[1], fits[1]])
@@ -171,6 +217,13 @@ def test_a_shard_must_not_be_there_twice_or_be_missing(fits):
         epvi.combine([fits[0], dataclasses.replace(fits[1], num_shards=2)])
     with pytest.raises(epvi.EpviError, match="there are no fits"):
         epvi.combine([])
+
+
+def test_predictions_need_a_posterior(untyped):
+    with pytest.raises(epvi.EpviError, match=r"pass what epvi\.fit or epvi\.combine gives"):
+        epvi.predict(linear, 3, {"x": X[:3]})
+    with pytest.raises(epvi.EpviError, match=r"pass what epvi\.fit or epvi\.combine gives"):
+        epvi.log_predictive(linear, 3, ROWS)
 
 
 def test_other_models_and_bad_fits_are_refused(fits, posterior):

@@ -13,7 +13,8 @@ class ShardFit:
     """One shard's approximation of its subposterior p(θ)^f p(x_m | θ), with all that the hub needs to know of it.
 
     `shard` counts from 1 to `num_shards`, `prior` is the share f of the prior; `history` is the variational bound after
-    each sweep, `elbo` the Monte Carlo bound with its standard error, `passes` the passes over the rows.
+    each sweep, `elbo` the Monte Carlo bound with its standard error, `gap` how many nats that is below the evidence as
+    far as the fit's own draws tell, `passes` the passes over the rows.
     """
 
     mixture: GaussianMixture
@@ -26,6 +27,7 @@ class ShardFit:
     status: Status
     history: tuple[float, ...]
     elbo: Estimate
+    gap: float
     passes: int
     seconds: float
 

@@ -14,10 +14,13 @@ from epvi.hub.product import ProductMixture
 from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed
 from epvi.space import Space
+from epvi.status import Status
 from epvi.validation import at_least
 
 # Quantiles, and moments of constrained parameters, come from this many draws.
 _SUMMARY_DRAWS = 10_000
+# Nats that all fits together may be away from their subposteriors before the posterior says so.
+_TOLERABLE_LOSS = 0.5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,8 +61,8 @@ class Summary:
 class Posterior:
     """The posterior of all the data as a mixture of Gaussians over unconstrained θ.
 
-    `product` says how the mixture was computed and how well (`product.status`, `product.diagnostics`), `fits` are the
-    shards' own, `space` names the parameters.
+    `status` says in a sentence how it went, `product` how the mixture was computed (`product.diagnostics`), `fits` are
+    the shards' own, `space` names the parameters.
     """
 
     product: ProductMixture
@@ -74,7 +77,22 @@ class Posterior:
     def __repr__(self) -> str:
         rows = sum(fit.num_rows for fit in self.fits)
         shards = f"{len(self.fits)} shards" if len(self.fits) > 1 else "1 shard"
-        return f"Posterior({self.space.describe()}; {rows:,} rows in {shards}; {self.product.status})"
+        return f"Posterior({self.space.describe()}; {rows:,} rows in {shards}; {self.status})"
+
+    @property
+    def status(self) -> Status:
+        """How the product went, and whether the shards' own fits were good enough to be multiplied.
+
+        Their divergences add up: what single shards hardly determine (scales, variances of effects) goes wrong first.
+        """
+        lost = sum(fit.gap for fit in self.fits)
+        if lost < _TOLERABLE_LOSS:
+            return self.product.status
+        doubt = (
+            f" The shards' fits are {lost:.2g} nats from their subposteriors in all: parameters that a shard alone"
+            " hardly determines, such as scales, may be off. Compare with fewer shards."
+        )
+        return Status(self.product.status.ok, self.product.status.text + doubt)
 
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]:
         """Independent draws of every parameter, constrained, of shape (num_samples, *shape)."""

@@ -18,13 +18,15 @@ Report = Callable[[int], None]
 class LocalFit:
     """A shard's mixture, how it came about, and how good its own inference thinks it is.
 
-    `history` is the variational bound after each sweep, `elbo` the Monte Carlo bound of the mixture as it is.
+    `history` is the variational bound after each sweep, `elbo` the Monte Carlo bound of the mixture as it is, `gap` how
+    far that is below the evidence (the divergence of the mixture from the subposterior), by its own draws.
     """
 
     mixture: GaussianMixture
     status: Status
     history: tuple[float, ...]
     elbo: Estimate
+    gap: float
     passes: int
 
 

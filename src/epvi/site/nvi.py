@@ -216,7 +216,8 @@ class _Work:
             count = len(components.means)
             status = Status(True, f"converged: {count} component{'s' if count > 1 else ''}{note}.")
         mixture = GaussianMixture.from_covariances(components.means, packed, np.exp(drawn.log_weights))
-        return LocalFit(mixture, status, components.history, elbo, int(self.subposterior.passes))
+        gap = drawn.log_evidence() - float(elbo.value)
+        return LocalFit(mixture, status, components.history, elbo, gap, int(self.subposterior.passes))
 
     def _falls_short(self, drawn: Drawn) -> bool:
         """Whether the bound may be so far below the evidence that further components could help.

@@ -81,6 +81,7 @@ def fit_columns(
         status=made.status,
         history=made.history,
         elbo=made.elbo,
+        gap=made.gap,
         passes=made.passes,
         seconds=time.perf_counter() - start,
     )
