@@ -142,6 +142,20 @@ def test_a_failing_shard_names_itself_and_keeps_the_others():
     )
 
 
+def flat(x, y=None):
+    w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.real, (), (x.shape[1],)))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def test_a_shard_that_ends_badly_names_itself_and_keeps_the_others():
+    rows = {name: column.copy() for name, column in ROWS.items()}
+    rows["y"][:150] = rows["x"][:150, 0] > 0  # the first shard's labels are separable
+    with pytest.raises(epvi.ShardError, match="shard 1 of 4 did not end well: flat direction") as error:
+        epvi.fit(flat, rows, 4, shuffle=False, inference=QUICK)
+    assert [fit.shard for fit in error.value.fits] == [2, 3, 4]
+
+
 def deadly(x, y=None):
     # Only epvi's own workers have this in their environment.
     if os.environ.get("NPROC") == "1":

@@ -99,8 +99,15 @@ def fit(
 
 
 def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: ShardProgress) -> Posterior:
+    bad = [fit for fit in fits if not fit.status.ok]
+    if bad:
+        good = tuple(fit for fit in fits if fit.status.ok)
+        others = f" So it was with {len(bad) - 1} more." if len(bad) > 1 else ""
+        raise ShardError(f"shard {bad[0].label} did not end well: {bad[0].status}{others}{_kept(good)}", good)
     bar.say("multiplying")
-    return combine(fits, product, seed=seed)
+    posterior = combine(fits, product, seed=seed)
+    bar.say("done")
+    return posterior
 
 
 def _split(
@@ -184,6 +191,10 @@ def _run(executor: Executor, job: Job, tasks: list[tuple[Part, Any]], bar: Shard
     return [fits[shard] for shard in sorted(fits)]
 
 
+def _kept(fits: tuple[ShardFit, ...]) -> str:
+    return f" The other {len(fits)} fits are in the error's `fits`." if fits else ""
+
+
 def _submit(executor: Executor, job: Job, part: Part, rows: Any) -> Future:
     try:
         return executor.submit(run_shard, job, part, rows)
@@ -194,7 +205,7 @@ def _submit(executor: Executor, job: Job, part: Part, rows: Any) -> Future:
 def _explained(failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part], job: Job) -> ShardError:
     """One sentence that names the shard, and the fits of the others."""
     kept = tuple(fits[shard] for shard in sorted(fits))
-    rest = f" The other {len(kept)} fits are in the error's `fits`." if kept else ""
+    rest = _kept(kept)
     if any(isinstance(error, BrokenProcessPool) for error in failed.values()):
         begun = sorted(failed)
         if job.sweeps is not None:
