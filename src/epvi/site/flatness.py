@@ -1,7 +1,8 @@
 """Directions that nothing bounds: separable labels, collinear or constant columns under a flat prior.
 
 Takes the heaviest mode of a subposterior. Two standard deviations from a mode a Gaussian has lost 2 nats; where the
-curvature vanishes, or next to nothing is lost although it does not, there is no Gaussian to fit.
+curvature vanishes, or next to nothing is lost although it does not, there is no Gaussian to fit. Besides the widest
+axes of the curvature the direction of Newton's next step is tried: towards a maximum at infinity it loses nothing.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from epvi.site.modes import Modes
-from epvi.site.newton import units_of
+from epvi.site.newton import eigen_of, units_of
 from epvi.site.rows import Columns, constant_columns
 from epvi.space import Space
 
@@ -24,12 +25,15 @@ def flat_direction(
     curvature, axes, units = _widest(modes.curvature[0])
     least = floor + 1e-290
     steps = 2 * units * axes / np.sqrt(np.maximum(np.abs(curvature), least))[:, None]
+    onwards = _newton_direction(modes.gradient[0], modes.curvature[0], floor)
+    if onwards is not None:
+        curvature, steps = np.append(curvature, 1.0), np.vstack([steps, 2 * onwards])
     away = value(np.concatenate([modes.points[0] + steps, modes.points[0] - steps]))
     loss = modes.value[0] - np.max(away.reshape(2, -1), axis=0)
     flat = (np.abs(curvature) <= least) | (loss < _LEAST_LOSS)
     if not np.any(flat):
         return None
-    name = space.coordinate(int(np.argmax(np.abs(units * axes[np.argmax(flat)]))))
+    name = space.coordinate(int(np.argmax(np.abs(steps[np.argmax(flat)]))))
     constant = constant_columns(columns)
     hint = f" (constant here: {', '.join(constant[:3])})" if constant else ""
     return (
@@ -49,3 +53,15 @@ def _widest(curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     eigenvalues, vectors = np.linalg.eigh(curvature * units[:, None] * units)
     order = np.argsort(np.abs(eigenvalues))[:_DIRECTIONS_TRIED]
     return eigenvalues[order], vectors.T[order], units
+
+
+def _newton_direction(gradient: np.ndarray, curvature: np.ndarray, floor: float) -> np.ndarray | None:
+    """Newton's next step, made one standard deviation long; None where the gradient is zero."""
+    if curvature.ndim == 1:
+        step = gradient / np.maximum(np.abs(curvature), 1e-200)
+    else:
+        eigen = eigen_of(curvature[None], floor)
+        along = (eigen.vectors[0].T @ (gradient * eigen.units[0])) / eigen.size[0]
+        step = eigen.units[0] * (eigen.vectors[0] @ along)
+    length = np.sqrt(abs(gradient @ step))
+    return step / length if np.isfinite(length) and length > 0 else None

@@ -33,10 +33,11 @@ class Precision(NamedTuple):
 
 
 class Modes(NamedTuple):
-    """Modes with their values and curvatures −H: (G, d, d), or (G, d) when d is large."""
+    """Modes with values, what is left of the gradient, and curvatures −H: (G, d, d), or (G, d) when d is large."""
 
     points: Float[np.ndarray, "G d"]
     value: Float[np.ndarray, " G"]
+    gradient: Float[np.ndarray, "G d"]
     curvature: np.ndarray
     converged: Bool[np.ndarray, " G"]
 
@@ -71,7 +72,8 @@ def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precisio
             max_steps=_MOST_STEPS,
         )
         good = np.isfinite(ended.value) & np.all(np.isfinite(ended.hessian), axis=(1, 2))
-        return Modes(ended.points[good], ended.value[good], -ended.hessian[good], ended.converged[good])
+        parts = ended.points, ended.value, ended.gradient, -ended.hessian, ended.converged
+        return Modes(*(part[good] for part in parts))
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         at = subposterior.gradient(flat.reshape(starts.shape))
@@ -84,7 +86,8 @@ def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precisio
     assert at.hessian is not None
     good = np.isfinite(at.value) & np.all(np.isfinite(at.hessian), axis=1)
     converged = np.full(len(starts), bool(ended.success))
-    return Modes(ended.x.reshape(starts.shape)[good], at.value[good], -at.hessian[good], converged[good])
+    parts = ended.x.reshape(starts.shape), at.value, at.gradient, -at.hessian, converged
+    return Modes(*(part[good] for part in parts))
 
 
 def distinct(space: Space, ends: Modes, most: int) -> Modes:
@@ -98,18 +101,18 @@ def distinct(space: Space, ends: Modes, most: int) -> Modes:
         ends = Modes(*(part[ends.converged] for part in ends))
     log_mass = ends.log_mass()
     kept: list[int] = []
-    points, curvature = ends.points.copy(), ends.curvature.copy()
+    points, gradient, curvature = ends.points.copy(), ends.gradient.copy(), ends.curvature.copy()
     for i in np.argsort(-np.round(log_mass, 3), kind="stable"):
         if log_mass[i] < log_mass.max() + _LEAST_LOG_MASS or len(kept) == most:
             break
         if kept and space.exchangeable:
             first = kept[0]
             order = order_like(space, points[i], points[first], _diagonal(curvature[first]))
-            points[i] = points[i][order]
+            points[i], gradient[i] = points[i][order], gradient[i][order]
             curvature[i] = curvature[i][order] if curvature.ndim == 2 else curvature[i][np.ix_(order, order)]
         if all(_apart(points[i] - points[j], curvature[j]) > _SAME_MODE for j in kept):
             kept.append(int(i))
-    return Modes(points[kept], ends.value[kept], curvature[kept], ends.converged[kept])
+    return Modes(points[kept], ends.value[kept], gradient[kept], curvature[kept], ends.converged[kept])
 
 
 def _diagonal(curvature: np.ndarray) -> np.ndarray:
