@@ -188,6 +188,7 @@ def test_multiply_says_what_it_wants():
             Exact(max_gigabytes=budget)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("untyped")
 def test_numpy_integers_are_counts_too():
     good = [GaussianMixture.from_covariances(np.arange(6.0).reshape(3, 2), np.ones(3))] * 3

@@ -42,7 +42,7 @@ def test_the_products_page_prints_what_it_says():
     ("example", "said"),
     [
         ("demo.py", ["six shards", "all rows", "NUTS", "w[0]"]),
-        ("products.py", ["Exact", "Chain", "Subset", "Anchored"]),
+        pytest.param("products.py", ["Exact", "Chain", "Subset", "Anchored"], marks=pytest.mark.slow),
     ],
 )
 def test_the_examples_draw_their_pictures(example, said, tmp_path):

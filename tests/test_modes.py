@@ -12,7 +12,7 @@ def test_the_quadrature_agrees_with_enumeration():
     assert abs(mass(multiply(shards, Exact())) - true_mass(shards)) < 1e-9
 
 
-@pytest.mark.parametrize("m", [16, 64, 200])
+@pytest.mark.parametrize("m", [*(pytest.param(m, marks=pytest.mark.slow) for m in (16, 64)), 200])
 def test_anchored_keeps_the_mode_mass(m):
     assert misses(m, WAYS["Anchored"]).mean() <= 0.03
 

@@ -200,7 +200,7 @@ def test_shards_that_are_far_from_gaussian_are_said_to_be():
     def combined(num_shards):
         parts = np.array_split(np.arange(400), num_shards)
         return epvi.combine(
-            epvi.fit_shard(model, {k: v[p] for k, v in rows.items()}, f"{m}/{num_shards}")
+            epvi.fit_shard(model, {k: v[p] for k, v in rows.items()}, f"{m}/{num_shards}", inference=epvi.NVI(1))
             for m, p in enumerate(parts, start=1)
         )
 

@@ -49,7 +49,7 @@ def test_the_product_is_the_product_of_densities(structure):
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("counts", [(4, 2, 3, 4, 1, 3), (8, 8, 8, 8)])
+@pytest.mark.parametrize("counts", [(4, 2, 3, 4, 1, 3), pytest.param((8, 8, 8, 8), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("way", [Chain(num_samples=20_000, num_chains=40, thin=24), Anchored(num_samples=4000)])
 def test_sampled_means_and_spreads_are_right_within_four_standard_errors(structure, counts, way):
     mixtures = shards(structure, counts, 2, seed=3)
@@ -67,7 +67,9 @@ def test_sampled_means_and_spreads_are_right_within_four_standard_errors(structu
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize("way", [Subset(num_samples=100), Subset(group_size=3, num_samples=40)])
+@pytest.mark.parametrize(
+    "way", [pytest.param(Subset(num_samples=100), marks=pytest.mark.slow), Subset(group_size=3, num_samples=40)]
+)
 def test_subset_is_right_within_the_error_of_its_runs(structure, way):
     mixtures = shards(structure, (4, 3, 4, 4, 4, 3), 2, seed=4)
     _, mean, covariance = product_moments(*enumerate_product(mixtures))
