@@ -28,9 +28,8 @@ def run_block(path):
 def test_the_readmes_code_runs():
     _, printed = run_block("README.md")
     assert len(re.findall(r"^(alpha|w\[\d\]) +-?\d", printed, flags=re.MULTILINE)) == 9
-    held_out = float(printed.splitlines()[-1].split()[0])
+    held_out = float(printed.splitlines()[-1])
     assert -np.log(2) < held_out < 0  # better than a coin
-    assert "(1000, 5)" in printed
 
 
 def test_the_products_page_prints_what_it_says():
