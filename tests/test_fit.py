@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
-from epvi import worker
+from epvi import pool, worker
 from epvi.models import logistic, simulate_logistic
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
@@ -167,6 +167,14 @@ def test_a_worker_that_dies_is_said_and_the_next_call_works():
     with pytest.raises(epvi.ShardError, match="a worker process died while it fitted shard"):
         epvi.fit(deadly, ROWS, 2, inference=QUICK)
     assert epvi.fit(logistic, ROWS, 2, inference=QUICK).product.status.ok
+
+
+def test_a_worker_killed_while_it_idles_is_replaced():
+    before = epvi.fit(logistic, ROWS, 2, inference=QUICK, executor=2)
+    for process in list(pool.workers(2)._processes):
+        os.kill(process, signal.SIGKILL)
+    time.sleep(2)  # until the pool has noticed
+    assert same(before, epvi.fit(logistic, ROWS, 2, inference=QUICK, executor=2))
 
 
 def unpicklable():

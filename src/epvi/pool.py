@@ -26,9 +26,18 @@ def workers(number: int | None) -> ProcessPoolExecutor:
     """The pool of this many workers (one per core unless said), as the last call left it."""
     size = loky.cpu_count() if number is None else at_least("executor", number, 1)
     with _lock:
-        if size not in _pools:
+        if size not in _pools or not _takes_work(_pools[size]):
             _pools[size] = ProcessPoolExecutor(size, timeout=_IDLE_SECONDS, env=_ENVIRONMENT, initializer=_warm)
         return _pools[size]
+
+
+def _takes_work(pool: ProcessPoolExecutor) -> bool:
+    """Whether the pool still stands: one whose idle worker was killed refuses everything from then on."""
+    try:
+        pool.submit(_warm)
+    except RuntimeError:
+        return False
+    return True
 
 
 def close() -> None:

@@ -199,7 +199,8 @@ def _submit(executor: Executor, job: Job, part: Part, rows: Any) -> Future:
     try:
         return executor.submit(run_shard, job, part, rows)
     except RuntimeError as error:
-        raise EpviError(f"the executor takes no work ({error}): pass one that is still open.") from error
+        said = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")
+        raise EpviError(f"the executor takes no work ({said}): pass one that is still open.") from error
 
 
 def _explained(failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part], job: Job) -> ShardError:
