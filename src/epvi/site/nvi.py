@@ -123,7 +123,7 @@ class _Work:
         components = self.sweeps.run(starts[:k], np.array(unit), rng)
         drawn = self.draw(components, rng)
         nearest = climb_to(self.subposterior, components.means, self.precision)
-        modes = distinct(self.subposterior.programs.target.space, nearest, k)
+        modes = self._some(distinct(self.subposterior.programs.target.space, nearest, k), components.means)
         flat = self._flat_direction(modes)
         if flat is not None:
             components = self.at_modes(modes, flat=True)
@@ -154,17 +154,21 @@ class _Work:
         starts = starts * np.resize([1.0, 1.0, 0.1, 3.0], len(starts))[:, None]
         starts = np.concatenate([starts, np.repeat(starts[:1], -len(starts) % k, axis=0)])
         few = self.subposterior if n <= 2 * part else self.subposterior.thinned(self.columns, part, rng)
-        modes = find_modes(few, starts, k, self.precision)
+        modes = self._some(find_modes(few, starts, k, self.precision), starts)
+        if few is not self.subposterior:
+            found = np.concatenate([modes.points, np.repeat(modes.points[:1], k - len(modes.points), axis=0)])
+            modes = self._some(find_modes(self.subposterior, found, k, self.precision), found)
+        self.sweeps.report(1)
+        return modes
+
+    def _some(self, modes: Modes, starts: np.ndarray) -> Modes:
+        """Refuse where no climb had anything to go by."""
         if not len(modes.points):
             self._refuse_non_finite(starts)
             raise EpviError(
                 f"the log density has no finite derivatives at any of {len(starts)} starts: guard square roots,"
                 " logarithms and divisions in the model (jnp.where on their arguments, not on their results)."
             )
-        if few is not self.subposterior:
-            found = np.concatenate([modes.points, np.repeat(modes.points[:1], k - len(modes.points), axis=0)])
-            modes = find_modes(self.subposterior, found, k, self.precision)
-        self.sweeps.report(1)
         return modes
 
     def _refuse_non_finite(self, starts: np.ndarray) -> None:
