@@ -8,8 +8,9 @@ import numpyro.distributions as dist
 import pytest
 from numpyro.distributions import constraints
 from numpyro.infer.reparam import LocScaleReparam
+from sentences import refused
 
-from epvi import EpviError, Model
+from epvi import Model
 
 rng = np.random.default_rng(0)
 ROWS = {"x": rng.normal(size=(20, 2)), "y": rng.normal(size=20)}
@@ -188,13 +189,6 @@ REFUSED = {
     "on the sphere": (on_the_sphere, r"'w' lives in Sphere\(\), for which NumPyro has no bijection"),
     "same name twice": (same_name_twice, "the model raised AssertionError: .*unique names"),
 }
-
-
-def refused(call, sentence, most=400):
-    with pytest.raises(EpviError, match=sentence) as error:
-        call()
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < most
 
 
 @pytest.mark.parametrize("name", REFUSED)

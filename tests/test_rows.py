@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentences import refused
 
-from epvi import EpviError
 from epvi.site.rows import as_columns, constant_columns, raw_columns, split_by, split_evenly
 
 KEY = jax.random.key(0)
@@ -118,22 +118,15 @@ REFUSED = {
 }
 
 
-def refused(call, sentence):
-    with pytest.raises(EpviError, match=sentence) as error:
-        call()
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 200
-
-
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_row_of_numbers_is_refused(name):
     rows, sentence = REFUSED[name]
-    refused(lambda: as_columns(rows), sentence)
+    refused(lambda: as_columns(rows), sentence, most=200)
 
 
 def test_the_sentence_says_which_rows_are_meant():
-    refused(lambda: as_columns([1], "new_rows"), "new_rows is a list")
-    refused(lambda: as_columns({"x": []}, "new_rows"), "new_rows has zero rows")
+    refused(lambda: as_columns([1], "new_rows"), "new_rows is a list", most=200)
+    refused(lambda: as_columns({"x": []}, "new_rows"), "new_rows has zero rows", most=200)
 
 
 def test_constant_columns_are_named():
@@ -230,4 +223,4 @@ BY_REFUSED = {
 @pytest.mark.parametrize("name", BY_REFUSED)
 def test_a_column_that_does_not_split_is_refused(name):
     column, by, sentence = BY_REFUSED[name]
-    refused(lambda: split_by({"x": [0], "g": column}, by), sentence)
+    refused(lambda: split_by({"x": [0], "g": column}, by), sentence, most=200)

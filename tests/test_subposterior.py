@@ -207,7 +207,11 @@ def test_rows_that_some_parameters_can_have_made_are_taken():
     }
     for site, y in sites.values():
         programs = Programs(Model(observing(site)).on({"y": y}))
-        Subposterior.of(programs, {"y": y}, SHARE, BLOCK).refuse_outside()
+        made = Subposterior.of(programs, {"y": y}, SHARE, BLOCK)
+        made.refuse_outside()
+        with jax.enable_x64(True):
+            counts = [int(count) for block in made.blocks for count in programs.outside()(*block).values()]
+        assert sum(counts) == 0
 
 
 def test_rows_that_are_masked_may_hold_anything():
