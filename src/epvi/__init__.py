@@ -1,17 +1,38 @@
 """Embarrassingly parallel variational inference: one posterior from data that never meets."""
 
-from epvi.errors import EpviError
-from epvi.handover import ShardFit
-from epvi.hub import Posterior, Summary, combine
-from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
-from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
-from epvi.predict import log_predictive, predict
-from epvi.run import ShardError, fit
-from epvi.site import NVI, Model, fit_shard
-from epvi.space import Parameter, Space
-from epvi.structure import Diagonal, Full, Spherical
+import importlib
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from epvi.errors import EpviError
+    from epvi.files import load
+    from epvi.handover import Provenance, ShardFit
+    from epvi.hub import Posterior, Summary, combine
+    from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
+    from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
+    from epvi.prediction import log_predictive, predict
+    from epvi.run import ShardError, fit
+    from epvi.site import NVI, Model, fit_shard, stand_in
+    from epvi.space import Parameter, Space
+    from epvi.structure import Diagonal, Full, Spherical
+
+# Where each public name is; it is fetched when it is first asked for, so that the command line answers at once.
+_ROOMS = {
+    "epvi.errors": ["EpviError"],
+    "epvi.files": ["load"],
+    "epvi.handover": ["Provenance", "ShardFit"],
+    "epvi.hub": ["Posterior", "Summary", "combine"],
+    "epvi.hub.product": ["Anchored", "Chain", "Exact", "ProductMixture", "Subset", "multiply"],
+    "epvi.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
+    "epvi.prediction": ["log_predictive", "predict"],
+    "epvi.run": ["ShardError", "fit"],
+    "epvi.site": ["NVI", "Model", "fit_shard", "stand_in"],
+    "epvi.space": ["Parameter", "Space"],
+    "epvi.structure": ["Diagonal", "Full", "Spherical"],
+}
+_ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "NVI",
@@ -28,6 +49,7 @@ __all__ = [
     "Parameter",
     "Posterior",
     "ProductMixture",
+    "Provenance",
     "ShardError",
     "ShardFit",
     "Space",
@@ -37,7 +59,21 @@ __all__ = [
     "combine",
     "fit",
     "fit_shard",
+    "load",
     "log_predictive",
     "multiply",
     "predict",
+    "stand_in",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _ROOM_OF:
+        raise AttributeError(f"module 'epvi' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_ROOM_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
