@@ -1,11 +1,57 @@
-"""What travels between the wings: a shard's fit."""
+"""What travels between the wings: a shard's fit, what it was made of, and how both are written to a file.
+
+Takes and gives `ShardFit`. Everything in a file is checked as it is read: a stranger's file can be wrong, but it cannot
+be something that the hub would not have got from its own sites.
+"""
 
 import dataclasses
+import math
+import os
+from collections.abc import Mapping
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from epvi import envelope
+from epvi.envelope import Envelope, Malformed
 from epvi.mixture import Estimate, GaussianMixture
+from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
+from epvi.record import Record, as_number, as_text, as_texts, printable
 from epvi.space import Space
 from epvi.status import Status
+
+MOST_SHARDS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Provenance:
+    """What a fit was made of, so that the hub can tell whether fits belong together; nothing of the rows' values.
+
+    `study` is the study's name, `model` the function's, `prior_values` and `row_values` what its log prior and its log likelihood are at
+    fixed points and made-up rows (the model's fingerprint), `fixed` a hash of every fixed argument. `columns` are the
+    source columns behind each argument, `standardised` their constants, `levels` the levels of categories. `rows` is a
+    keyed hash of the rows, in whatever order. `inference` and `key` are how they were fitted, `version` by which epvi.
+    """
+
+    study: str = ""
+    model: str = ""
+    prior_values: tuple[float, ...] = ()
+    row_values: tuple[float, ...] = ()
+    fixed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    columns: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    standardised: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
+    levels: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    rows: str = ""
+    inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    key: tuple[int, ...] = ()
+    version: str = ""
+
+    @property
+    def flat_prior(self) -> bool:
+        """Whether the prior, with the Jacobian of the constraints, is the same everywhere: a share of it is nothing."""
+        return len(self.prior_values) > 1 and len(set(self.prior_values)) == 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -14,7 +60,8 @@ class ShardFit:
 
     `shard` counts from 1 to `num_shards`, `prior` is the share f of the prior; `history` is the variational bound after
     each sweep, `elbo` the Monte Carlo bound with its standard error, `gap` how many nats that is below the evidence as
-    far as the fit's own draws tell, `passes` the passes over the rows.
+    far as the fit's own draws tell, `passes` the passes over the rows, `file` where it was read from. Without rows it
+    stands in for a missing shard.
     """
 
     mixture: GaussianMixture
@@ -30,6 +77,135 @@ class ShardFit:
     gap: float
     passes: int
     seconds: float
+    made_of: Provenance = Provenance()
+    file: str = ""
 
     def __repr__(self) -> str:
         return f"ShardFit(shard {self.label}, {self.num_rows:,} rows, {self.mixture!r}, {self.status})"
+
+    @property
+    def called(self) -> str:
+        """What to call it in a message: the file it came from, if any, and the shard."""
+        return f"{self.file} (shard {self.label})" if self.file else f"shard {self.label}"
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether it holds a share of the prior and no rows."""
+        return self.num_rows == 0
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write it to a `.epvi` file, whole or not at all."""
+        return envelope.save(path, pack_fit(self))
+
+
+def pack_fit(fit: ShardFit) -> Envelope:
+    """A fit as it is written."""
+    record = {"space": describe_space(fit.space), "fit": describe_fit(fit)}
+    return Envelope("shard", record, mixture_arrays(fit.mixture))
+
+
+def unpack_fit(content: Envelope) -> ShardFit:
+    """The fit that was written."""
+    record = Record(content.record)
+    space = read_space(record, content.arrays)
+    return read_fit(record.table("fit"), space, content.arrays)
+
+
+def describe_fit(fit: ShardFit) -> dict[str, Any]:
+    """All of a fit but its arrays and its space, as JSON."""
+    return {
+        "structure": type(fit.mixture.structure).__name__.lower(),
+        "shard": fit.shard,
+        "num_shards": fit.num_shards,
+        "label": printable(fit.label),
+        "prior": str(fit.prior),
+        "num_rows": fit.num_rows,
+        "status": describe_status(fit.status),
+        "history": [_or_none(bound) for bound in fit.history],
+        "elbo": [_or_none(float(x)) for x in fit.elbo],
+        "gap": _or_none(fit.gap),
+        "passes": fit.passes,
+        "seconds": round(fit.seconds, 3),
+        "made_of": _describe_provenance(fit.made_of),
+    }
+
+
+def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], prefix: str = "") -> ShardFit:
+    """The fit of a record and its arrays."""
+    num_shards = record.whole("num_shards", 1, MOST_SHARDS)
+    elbo = record.list("elbo", _number_or_nan, 2)
+    if len(elbo) != 2:
+        raise Malformed("its elbo is not a value and a standard error")
+    return ShardFit(
+        mixture=read_mixture(record.text("structure"), arrays, space.dim, prefix),
+        space=space,
+        shard=record.whole("shard", 1, num_shards),
+        num_shards=num_shards,
+        label=record.text("label"),
+        prior=record.fraction("prior"),
+        num_rows=record.whole("num_rows", 0, 2**53),
+        status=read_status(record),
+        history=record.list("history", _number_or_nan, 100_000),
+        elbo=Estimate(np.asarray(elbo[0]), np.asarray(elbo[1])),
+        gap=_number_or_nan(record.any("gap"), "gap"),
+        passes=record.whole("passes", 0, 2**53),
+        seconds=record.number("seconds"),
+        made_of=_read_provenance(record.table("made_of")),
+    )
+
+
+def _describe_provenance(made_of: Provenance) -> dict[str, Any]:
+    record = dataclasses.asdict(made_of)
+    record["study"], record["model"] = printable(made_of.study), printable(made_of.model)
+    record["prior_values"] = [_or_none(value) for value in made_of.prior_values]
+    record["row_values"] = [_or_none(value) for value in made_of.row_values]
+    return record
+
+
+def _read_provenance(record: Record) -> Provenance:
+    return Provenance(
+        study=record.text("study"),
+        model=record.text("model"),
+        prior_values=record.list("prior_values", _number_or_nan, 1000),
+        row_values=record.list("row_values", _number_or_nan, 1000),
+        fixed=record.each("fixed", as_text),
+        columns=record.each("columns", as_texts),
+        standardised=record.each("standardised", _centre_and_scale),
+        levels=record.each("levels", as_texts),
+        rows=record.text("rows"),
+        inference=record.each("inference", _setting),
+        key=record.list("key", _key_word, 8),
+        version=record.text("version"),
+    )
+
+
+def _or_none(value: float) -> float | None:
+    """JSON has no NaN and no infinity: what is not finite is unknown."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _number_or_nan(value: Any, what: str) -> float:
+    return math.nan if value is None else as_number(value, what)
+
+
+def _centre_and_scale(value: Any, what: str) -> tuple[float, float]:
+    if not isinstance(value, list) or len(value) != 2:
+        raise Malformed(f"its {what} has something that is not a centre and a scale")
+    centre, scale = (as_number(number, what) for number in value)
+    if scale <= 0:
+        raise Malformed(f"its {what} has a scale that is not positive")
+    return centre, scale
+
+
+def _setting(value: Any, what: str) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        return as_text(value, what)
+    return value if isinstance(value, int) else as_number(value, what)
+
+
+def _key_word(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**32:
+        raise Malformed(f"its {what} is not a seed")
+    return value

@@ -30,7 +30,7 @@ from epvi.site.density import block_size
 from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.rows import Columns, Split, as_columns, raw_columns, split_by, split_evenly
-from epvi.site.shard import Part, as_inference, as_model
+from epvi.site.shard import Part, Plan, as_inference, as_model, provenance
 from epvi.worker import HeldRows, Job, MappedRows, run_shard
 
 # Shard m uses the m-th key; the split's is out of their reach.
@@ -71,13 +71,9 @@ def fit(
     columns, split = _split(model, rows, shards, by, shuffle, key)
     target = model.on(columns)
     target.check(columns)
-    job = Job(
-        _as_bytes(model),
-        inference,
-        block_size(target, columns, split.largest, inference.points_at_once),
-        np.asarray(jax.random.key_data(key)),
-        None,
-    )
+    size = block_size(target, columns, split.largest, inference.points_at_once)
+    plan = Plan(inference, size, np.asarray(jax.random.key_data(key)), provenance(model, target, columns))
+    job = Job(_as_bytes(model), plan, None)
     parts = [
         Part(m, split.num_shards, label, Fraction(1, split.num_shards)) for m, label in enumerate(split.labels, start=1)
     ]

@@ -10,16 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import cloudpickle
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
-from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.rows import Columns
-from epvi.site.shard import Part, fit_columns
+from epvi.site.shard import Part, Plan, fit_columns
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,9 +24,7 @@ class Job:
     """What all shards of one call share."""
 
     model: bytes
-    inference: Inference
-    rows_per_block: int
-    key: np.ndarray
+    plan: Plan
     # Where sweeps are counted for the progress bar: an array of one int32 per shard, or None.
     sweeps: Path | None
 
@@ -64,10 +59,9 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     columns = rows.columns()
     report = _Sweeps(job.sweeps, part.shard)
     report(0)
-    key = jax.random.wrap_key_data(jnp.asarray(job.key))
     try:
         programs = _model(job.model).programs(columns)
-        return fit_columns(programs, columns, part, job.inference, job.rows_per_block, key, report)
+        return fit_columns(programs, columns, part, job.plan, report)
     except EpviError as error:
         # Without the chain of causes, which may not travel between processes.
         raise EpviError(str(error)) from None

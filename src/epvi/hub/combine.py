@@ -4,7 +4,6 @@ Takes the fits of all shards in any order; checks that their shares make up the 
 parameters into one order, and multiplies the mixtures.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -13,7 +12,8 @@ import numpy as np
 from epvi.alignment import order_like, relabelled
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
-from epvi.hub.posterior import Posterior
+from epvi.hub.belonging import check_belonging
+from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import multiply
 from epvi.hub.product.result import Product
 from epvi.mixture import GaussianMixture
@@ -24,17 +24,21 @@ from epvi.space import Space
 _PRODUCT_KEY = 2**31 + 1
 
 
-def combine(fits: Iterable[ShardFit], product: Product | None = None, *, seed: Seed = 0) -> Posterior:
-    """The posterior of all the data from the fits of its shards, by `product` as in `epvi.multiply`."""
+def combine(
+    fits: Iterable[ShardFit], product: Product | None = None, *, accept_unconverged: bool = False, seed: Seed = 0
+) -> Posterior:
+    """The posterior of all the data from the fits of its shards, by `product` as in `epvi.multiply`.
+
+    Fits that do not belong together are refused, and those that did not end well unless `accept_unconverged` is True.
+    """
     fits = _sorted(fits)
-    _check_shares(fits)
-    _check_spaces(fits)
-    _check_statuses(fits)
+    check_belonging(fits, accept_unconverged=accept_unconverged)
     mixtures = [fit.mixture for fit in fits]
     if fits[0].space.exchangeable:
         mixtures = aligned(fits[0].space, mixtures)
-    made = multiply(mixtures, product, seed=jax.random.fold_in(as_key(seed), _PRODUCT_KEY))
-    return Posterior(made, fits[0].space, tuple(fits))
+    key = as_key(seed)
+    made = multiply(mixtures, product, seed=jax.random.fold_in(key, _PRODUCT_KEY))
+    return Posterior(made, fits[0].space, tuple(fits), Choices(product, tuple(jax.random.key_data(key).tolist())))
 
 
 def aligned(space: Space, mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
@@ -74,36 +78,3 @@ def _sorted(fits: Iterable[ShardFit]) -> list[ShardFit]:
         if not isinstance(fit, ShardFit):
             raise EpviError(f"one of the fits is a {type(fit).__name__}: pass what epvi.fit_shard gives.")
     return sorted(made, key=lambda fit: fit.shard)
-
-
-def _check_shares(fits: list[ShardFit]) -> None:
-    twice = [shard for shard, count in Counter(fit.shard for fit in fits).items() if count > 1]
-    if twice:
-        raise EpviError(f"shard {twice[0]} is there twice, and its rows would count twice: leave one out.")
-    sizes = sorted({fit.num_shards for fit in fits})
-    if len(sizes) > 1:
-        raise EpviError(f"some fits are of {sizes[0]} shards and some of {sizes[1]}: fit all with the same number.")
-    total = sum(fit.prior for fit in fits)
-    if total != 1:
-        missing = sorted(set(range(1, sizes[0] + 1)) - {fit.shard for fit in fits})
-        which = f" (missing: {', '.join(map(str, missing))})" if missing else ""
-        raise EpviError(
-            f"the shards' shares of the prior sum to {total}, not to 1{which}: add the missing shards, or fit the"
-            " others with shares that sum to 1 (prior=...)."
-        )
-
-
-def _check_spaces(fits: list[ShardFit]) -> None:
-    first = fits[0]
-    for fit in fits[1:]:
-        if fit.space.signature() != first.space.signature():
-            raise EpviError(
-                f"shard {fit.label} has the parameters ({fit.space.describe()}) and shard {first.label} has"
-                f" ({first.space.describe()}): fit all shards with one model, in which the parameters have one order."
-            )
-
-
-def _check_statuses(fits: list[ShardFit]) -> None:
-    for fit in fits:
-        if not fit.status.ok:
-            raise EpviError(f"shard {fit.label} did not end well: {fit.status}")

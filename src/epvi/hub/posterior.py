@@ -1,16 +1,21 @@
 """The posterior of all the data: named draws, a summary, the density, and where it came from."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 from numpyro.distributions import constraints
 
+from epvi import envelope
 from epvi.errors import EpviError
 from epvi.float64 import ArrayLike
 from epvi.handover import ShardFit
+from epvi.hub.belonging import missing_shards, numbered
 from epvi.hub.product import ProductMixture
+from epvi.hub.product.result import Product
 from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed
 from epvi.space import Space
@@ -57,17 +62,26 @@ class Summary:
         return {"mean": float(self.mean[i]), "sd": float(self.sd[i]), **quantiles}
 
 
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """How a posterior was combined: the way to multiply (None: by size) and the data of the seed's key."""
+
+    product: Product | None = None
+    key: tuple[int, ...] = (0, 0)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Posterior:
     """The posterior of all the data as a mixture of Gaussians over unconstrained θ.
 
-    `status` says in a sentence how it went, `product` how the mixture was computed (`product.diagnostics`), `fits` are
-    the shards' own, `space` names the parameters.
+    `status` says in a sentence how it went and `stands_for` of which rows and shards it is the posterior; `product` is
+    how the mixture was computed (`product.diagnostics`), `fits` are the shards' own, `space` names the parameters.
     """
 
     product: ProductMixture
     space: Space
     fits: tuple[ShardFit, ...]
+    choices: Choices = Choices()
 
     @property
     def mixture(self) -> GaussianMixture:
@@ -75,9 +89,22 @@ class Posterior:
         return self.product.mixture
 
     def __repr__(self) -> str:
-        rows = sum(fit.num_rows for fit in self.fits)
-        shards = f"{len(self.fits)} shards" if len(self.fits) > 1 else "1 shard"
-        return f"Posterior({self.space.describe()}; {rows:,} rows in {shards}; {self.status})"
+        return f"Posterior({self.space.describe()}; {self.stands_for}; {self.status})"
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows it is the posterior of."""
+        return sum(fit.num_rows for fit in self.fits)
+
+    @property
+    def stands_for(self) -> str:
+        """How many rows and which shards it is the posterior of, in words."""
+        present = sum(not fit.is_stand_in for fit in self.fits)
+        missing = missing_shards(self.fits)
+        if not missing:
+            return f"{self.num_rows:,} rows in {f'{present} shards' if present > 1 else '1 shard'}"
+        total = self.fits[0].num_shards
+        return f"{self.num_rows:,} rows in {present} of {total} shards, without the rows of shard {numbered(missing)}"
 
     @property
     def status(self) -> Status:
@@ -93,6 +120,24 @@ class Posterior:
             " hardly determines, such as scales, may be off. Compare with fewer shards."
         )
         return Status(self.product.status.ok, self.product.status.text + doubt)
+
+    def update(self, fit: ShardFit) -> "Posterior":
+        """The posterior with a late shard's fit in it, and without what stood in for that shard."""
+        # The door opens both ways: combining makes posteriors.
+        from epvi.hub.combine import combine
+
+        if not isinstance(fit, ShardFit):
+            raise EpviError(f"fit is a {type(fit).__name__}: pass what epvi.fit_shard or epvi.load gives.")
+        others = [other for other in self.fits if not (other.is_stand_in and other.shard == fit.shard)]
+        accepted = any(not other.status.ok for other in others)
+        seed = np.asarray(self.choices.key, np.uint32)
+        return combine([*others, fit], self.choices.product, accept_unconverged=accepted and fit.status.ok, seed=seed)
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write it to a `.epvi` file, with the shards' fits, whole or not at all."""
+        from epvi.hub.stored import pack_posterior
+
+        return envelope.save(path, pack_posterior(self))
 
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]:
         """Independent draws of every parameter, constrained, of shape (num_samples, *shape)."""

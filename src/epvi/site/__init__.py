@@ -4,5 +4,6 @@ from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.shard import fit_shard
+from epvi.site.standin import stand_in
 
-__all__ = ["NVI", "Inference", "Model", "fit_shard"]
+__all__ = ["NVI", "Inference", "Model", "fit_shard", "stand_in"]

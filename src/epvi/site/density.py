@@ -137,6 +137,11 @@ class Subposterior:
         n = len(next(iter(columns.values())))
         return cls(programs, _blocks(columns, np.arange(n), 1.0, rows_per_block), float(prior), n)
 
+    @classmethod
+    def without_rows(cls, programs: Programs, prior: Fraction) -> "Subposterior":
+        """A share of the prior alone."""
+        return cls(programs, [], float(prior), 0)
+
     @property
     def dim(self) -> int:
         """The dimension d of θ."""

@@ -7,15 +7,20 @@ from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
+from epvi import __version__
 from epvi.errors import EpviError
-from epvi.handover import ShardFit
+from epvi.handover import Provenance, ShardFit
 from epvi.seeds import Seed, as_key
 from epvi.site.density import Programs, Subposterior, block_size
+from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
 from epvi.site.inference import Inference, Report
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.rows import Columns, as_columns
+from epvi.site.target import Target
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.
 _COMMON_KEY = 0
@@ -40,9 +45,14 @@ def fit_shard(
     programs = model.programs(columns)
     programs.target.check(columns)
     n = len(next(iter(columns.values())))
-    size = block_size(programs.target, columns, n, inference.points_at_once)
+    plan = Plan(
+        inference,
+        block_size(programs.target, columns, n, inference.points_at_once),
+        np.asarray(jax.random.key_data(as_key(seed))),
+        provenance(model, programs.target, columns),
+    )
     part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
-    return fit_columns(programs, columns, part, inference, size, as_key(seed))
+    return fit_columns(programs, columns, part, plan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,21 +65,56 @@ class Part:
     prior: Fraction
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """What all shards of one posterior share: how they are fitted, the data of the seed's key, and the model."""
+
+    inference: Inference
+    rows_per_block: int
+    key: np.ndarray
+    made_of: Provenance
+    # With which the hash of the rows is made.
+    hash_key: str = ""
+
+    def provenance(self) -> Provenance:
+        """What a fit by this plan is made of, but for its rows."""
+        key = tuple(int(word) for word in self.key)
+        return dataclasses.replace(self.made_of, inference=settings_of(self.inference), key=key)
+
+
+def provenance(model: Model, target: Target, columns: Columns) -> Provenance:
+    """What every fit of this model is made of."""
+    prior_values, row_values = model_values(target, columns)
+    return Provenance(
+        model=model.name,
+        prior_values=prior_values,
+        row_values=row_values,
+        fixed=hash_fixed(model.fixed),
+        version=__version__,
+    )
+
+
+def settings_of(settings: Any) -> dict[str, Any]:
+    """A settings object as plain values, with its class's name."""
+    named = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    plain = {name: value if _is_plain(value) else type(value).__name__ for name, value in named.items()}
+    return {"name": type(settings).__name__, **plain}
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool | int | float | str)
+
+
 def fit_columns(
-    programs: Programs,
-    columns: Columns,
-    part: Part,
-    inference: Inference,
-    rows_per_block: int,
-    key: jax.Array,
-    report: Report = lambda sweep: None,
+    programs: Programs, columns: Columns, part: Part, plan: Plan, report: Report = lambda sweep: None
 ) -> ShardFit:
     """Fit checked columns with compiled programs."""
     start = time.perf_counter()
-    subposterior = Subposterior.of(programs, columns, part.prior, rows_per_block)
+    subposterior = Subposterior.of(programs, columns, part.prior, plan.rows_per_block)
     subposterior.refuse_outside()
+    key = jax.random.wrap_key_data(jnp.asarray(plan.key))
     common, own = jax.random.fold_in(key, _COMMON_KEY), jax.random.fold_in(key, part.shard)
-    made = inference.fit(subposterior, columns, common=common, key=own, report=report)
+    made = plan.inference.fit(subposterior, columns, common=common, key=own, report=report)
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,
@@ -84,6 +129,7 @@ def fit_columns(
         gap=made.gap,
         passes=made.passes,
         seconds=time.perf_counter() - start,
+        made_of=dataclasses.replace(plan.provenance(), rows=hash_rows(columns, plan.hash_key)),
     )
 
 

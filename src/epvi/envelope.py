@@ -1,0 +1,211 @@
+"""The one file format: a safetensors file whose metadata hold one JSON record, sealed with a checksum.
+
+Takes and gives an `Envelope`: what kind of thing it is, its record (plain JSON), and its arrays (float64). Files come
+from strangers: nothing in them is code, the sizes they claim are compared with the size they have before anything is
+allocated, and whatever is wrong with one is a `Malformed`, in words.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from epvi.errors import EpviError
+
+FORMAT = 1
+KINDS = ("shard", "posterior", "stats", "draws", "scores", "moments")
+
+_FIELD = "epvi"
+_UNSEALED = "0" * 64
+# Objects of a JSON header take more memory than its text: real headers have a bracket in about twenty characters.
+_CHARACTERS_PER_BRACKET = 6
+_MOST_DIMENSIONS = 8
+_MOST_BYTES = 2**32
+
+
+class Malformed(Exception):  # noqa: N818 (it is a clause of a sentence)
+    """What is wrong with a file, as a clause: "its means are not finite"."""
+
+
+class TooNew(Malformed):
+    """A version of the format that this epvi does not know."""
+
+
+class Envelope(NamedTuple):
+    """A kind of thing, its record, and its arrays."""
+
+    kind: str
+    record: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+
+def save(path: str | os.PathLike, envelope: Envelope) -> Path:
+    """Write the file under a temporary name and rename it, so that nobody ever sees half of it."""
+    return write_whole(path, seal(envelope))
+
+
+def write_whole(path: str | os.PathLike, content: bytes) -> Path:
+    """Write bytes under a temporary name beside `path`, and rename."""
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        if path.is_dir():
+            raise EpviError(f"{path} is a folder: name a file to write.")
+        with open(part, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise EpviError(f"{path} cannot be written: {error.strerror or error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    return path
+
+
+def load(path: str | os.PathLike) -> Envelope:
+    """Read a file whole and check it; its contents are checked by what they become."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            # Opening a pipe would wait for somebody to write into it.
+            raise EpviError(f"{path} is not a file: pass a file that epvi has written.")
+        if status.st_size > _MOST_BYTES:
+            raise Malformed(f"it has {status.st_size:,} bytes, and no hand-over file is that large")
+        with open(path, "rb") as file:
+            content = file.read(status.st_size)
+        return unseal(content)
+    except OSError as error:
+        raise EpviError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except Malformed as error:
+        raise unusable(path, error) from error
+
+
+def unusable(path: str | os.PathLike, error: Malformed) -> EpviError:
+    """The refusal of a file, with its name."""
+    remedy = "Update epvi." if isinstance(error, TooNew) else "Ask for it to be sent or written again."
+    return EpviError(f"{path} is not a usable .epvi file: {error}. {remedy}")
+
+
+def seal(envelope: Envelope) -> bytes:
+    """The file's bytes."""
+    from safetensors.numpy import save as serialise
+
+    record = {"format": FORMAT, "kind": envelope.kind, "sha256": _UNSEALED, **envelope.record}
+    text = json.dumps(record, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    arrays = {name: np.ascontiguousarray(array, "<f8") for name, array in envelope.arrays.items()}
+    content = serialise(arrays, metadata={_FIELD: text})
+    return content.replace(_UNSEALED.encode(), _digest(content), 1)
+
+
+def unseal(content: bytes) -> Envelope:
+    """What is in a file's bytes."""
+    from safetensors import SafetensorError, deserialize
+
+    table = _header(content)
+    record = _record(table)
+    sha256 = record.pop("sha256", None)
+    version, kind = record.pop("format", None), record.pop("kind", None)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise Malformed("it does not say which version of the format it has")
+    if version > FORMAT:
+        raise TooNew(f"it has version {version} of the format and this epvi reads up to {FORMAT}")
+    if kind not in KINDS:
+        raise Malformed(f"its kind is not one of {', '.join(KINDS)}")
+    if not isinstance(sha256, str) or not re.fullmatch("[0-9a-f]{64}", sha256):
+        raise Malformed("it has no checksum")
+    if _digest(content.replace(sha256.encode(), _UNSEALED.encode(), 1)) != sha256.encode():
+        raise Malformed("its checksum is wrong, so it was damaged or changed on the way")
+    for name, entry in table.items():
+        _check_entry(name, entry)
+    try:
+        found = deserialize(content)
+    except (SafetensorError, ValueError, OverflowError) as error:
+        raise Malformed(f"its arrays cannot be read ({str(error).splitlines()[0][:100]})") from None
+    arrays = {name: np.frombuffer(part["data"], "<f8").reshape(part["shape"]) for name, part in found}
+    return Envelope(kind, record, arrays)
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.sha256(content).hexdigest().encode()
+
+
+def _header(content: bytes) -> dict[str, Any]:
+    """The table of arrays of a safetensors file, with its metadata."""
+    size = int.from_bytes(content[:8], "little")
+    if len(content) < 8 or size > len(content) - 8:
+        raise Malformed("it ends before its header does, or is of another kind")
+    table = _json(content[8 : 8 + size])
+    if not isinstance(table, dict):
+        raise Malformed("its header is not a table")
+    return table
+
+
+def _record(table: dict[str, Any]) -> dict[str, Any]:
+    metadata = table.pop("__metadata__", None)
+    text = metadata.get(_FIELD) if isinstance(metadata, dict) else None
+    if not isinstance(text, str):
+        raise Malformed("epvi did not write it")
+    record = _json(text.encode(errors="replace"))
+    if not isinstance(record, dict):
+        raise Malformed("its record is not a table")
+    return record
+
+
+def _check_entry(name: str, entry: Any) -> None:
+    """Only float64 arrays of a few dimensions, of the size that their bytes have."""
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise Malformed(f"its array {name[:40]!r} is not described as safetensors has it")
+    shape, offsets = entry["shape"], entry["data_offsets"]
+    if entry["dtype"] != "F64":
+        raise Malformed(f"its array {name[:40]!r} holds {str(entry['dtype'])[:10]} numbers, not F64")
+    if not _counts(shape) or not _counts(offsets) or len(shape) > _MOST_DIMENSIONS or len(offsets) != 2:
+        raise Malformed(f"its array {name[:40]!r} has no valid shape")
+    if 8 * math.prod(shape) != offsets[1] - offsets[0]:
+        raise Malformed(f"its array {name[:40]!r} has another size than its shape says")
+
+
+def _counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _json(text: bytes) -> Any:
+    brackets = text.count(b"[") + text.count(b"{")
+    if brackets > 64 + len(text) // _CHARACTERS_PER_BRACKET:
+        raise Malformed("its header is nothing but brackets")
+    try:
+        return json.loads(text, object_pairs_hook=_without_twins, **_NUMBERS)
+    except (ValueError, RecursionError):
+        raise Malformed("its header is not JSON") from None
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise Malformed("its header names something twice")
+    return table
+
+
+def _real(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise Malformed("its header holds a number that is not finite")
+    return number
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20:
+        raise Malformed("its header holds a number of more than twenty digits")
+    return int(digits)
+
+
+_NUMBERS: dict[str, Any] = {"parse_int": _whole, "parse_float": _real, "parse_constant": _real}

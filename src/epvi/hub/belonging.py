@@ -1,0 +1,159 @@
+"""Whether fits belong together: what `combine` refuses, in sentences that say what to do.
+
+Takes fits sorted by shard. Shards must be different ones, of one model with the same fixed arguments, the same columns
+coded and standardised in the same way, and their shares of the prior must make up the prior once.
+"""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from epvi.errors import EpviError
+from epvi.handover import ShardFit
+
+# How near two sites' values of one model are: log priors are always float64, rows may be float32.
+_SAME_PRIOR, _SAME_ROWS = 1e-8, 1e-3
+
+
+def check_belonging(fits: Sequence[ShardFit], *, accept_unconverged: bool) -> None:
+    """Refuse fits that cannot be multiplied into one posterior."""
+    _check_twice(fits)
+    for fit in fits[1:]:
+        _check_pair(fits[0], fit)
+    _check_shares(fits)
+    if not accept_unconverged:
+        _check_statuses(fits)
+
+
+def missing_shards(fits: Iterable[ShardFit]) -> list[int]:
+    """The numbers of the shards that are not there, or only stood in for."""
+    fits = list(fits)
+    present = {fit.shard for fit in fits if not fit.is_stand_in}
+    return [shard for shard in range(1, fits[0].num_shards + 1) if shard not in present]
+
+
+def numbered(shards: Sequence[int]) -> str:
+    """The first ten numbers, for a message."""
+    return ", ".join(map(str, shards[:10])) + (", ..." if len(shards) > 10 else "")
+
+
+def _check_twice(fits: Sequence[ShardFit]) -> None:
+    sizes = {fit.num_shards: fit for fit in fits}
+    if len(sizes) > 1:
+        (m, one), (n, other), *_ = sizes.items()
+        raise EpviError(
+            f"{one.called} is one of {m} shards and {other.called} one of {n}: fit all with the same number of shards."
+        )
+    for one, other in itertools.pairwise(fits):
+        if one.shard == other.shard:
+            again = one.made_of.rows and one.made_of.rows == other.made_of.rows
+            why = "and its rows would count twice" if again else "with other rows, so one has the wrong number"
+            raise EpviError(
+                f"{one.called} is there twice{_in(other)}, {why}: leave one out, or fit it with its number."
+            )
+    seen: dict[str, ShardFit] = {}
+    for fit in fits:
+        if fit.made_of.rows and fit.made_of.rows in seen:
+            other = seen[fit.made_of.rows]
+            raise EpviError(
+                f"{other.called} and {fit.called} were fitted to the same rows, which would count twice:"
+                " leave one out, and let the other carry its share of the prior."
+            )
+        seen[fit.made_of.rows] = fit
+
+
+def _in(other: ShardFit) -> str:
+    return f" (also in {other.file})" if other.file else ""
+
+
+def _check_pair(first: ShardFit, fit: ShardFit) -> None:
+    a, b = first.made_of, fit.made_of
+    if fit.space.signature() != first.space.signature():
+        raise EpviError(
+            f"{fit.called} has the parameters ({fit.space.describe()}) and {first.called} has"
+            f" ({first.space.describe()}): fit all shards with one model, in which the parameters have one order."
+        )
+    said = f"{fit.called} and {first.called}"
+    name = _first_difference(a.fixed, b.fixed)
+    if name is not None:
+        raise EpviError(f"{said} have different values of the fixed argument {name!r}: fit all shards with the same.")
+    name = _first_difference(a.columns, b.columns) if a.columns and b.columns else None
+    if name is not None:
+        raise EpviError(
+            f"{said} have other columns behind {name!r} ({_listed(b.columns, name)}; {_listed(a.columns, name)}):"
+            " take the same ones, in one order."
+        )
+    name = _first_difference(a.levels, b.levels)
+    if name is not None:
+        raise EpviError(f"{said} have other levels of column {name!r}: give the same levels, in one order.")
+    name = _first_difference(a.standardised, b.standardised)
+    if name is not None:
+        raise EpviError(
+            f"{said} standardise column {name!r} with different constants ({b.standardised.get(name, 'none')};"
+            f" {a.standardised.get(name, 'none')}): take the same at every site (epvi pool gives them)."
+        )
+    prior = _agree(a.prior_values, b.prior_values, _SAME_PRIOR)
+    if not prior or not _agree(a.row_values, b.row_values, _SAME_ROWS):
+        part = "prior" if not prior else "likelihood"
+        raise EpviError(
+            f"{said} come from different models ({b.model} and {a.model}, whose {part} differs): fit both with one and"
+            " the same model file."
+        )
+
+
+def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+    return next((name for name in sorted({*a, *b}) if a.get(name) != b.get(name)), None)
+
+
+def _listed(columns: Mapping[str, tuple[str, ...]], name: str) -> str:
+    listed = columns.get(name, ())
+    return ", ".join(listed[:6]) + (", ..." if len(listed) > 6 else "") or "none"
+
+
+def _agree(a: Sequence[float], b: Sequence[float], tolerance: float) -> bool:
+    """Whether two models' values are the same numbers; what is unknown agrees with anything."""
+    if not a or not b:
+        return True
+    both_unknown = (math.isnan(x) and math.isnan(y) for x, y in zip(a, b, strict=False))
+    near = (abs(x - y) <= tolerance * (1 + abs(x)) for x, y in zip(a, b, strict=False))
+    return len(a) == len(b) and all(n or u for n, u in zip(near, both_unknown, strict=True))
+
+
+def _check_shares(fits: Sequence[ShardFit]) -> None:
+    if fits[0].made_of.flat_prior:
+        return
+    total = sum((fit.prior for fit in fits), Fraction(0))
+    size = fits[0].num_shards
+    if total > 1:
+        most = max(fits, key=lambda fit: fit.prior)
+        raise EpviError(
+            f"the shards' shares of the prior sum to {total}, more than 1: {most.called} carries {most.prior}. A shard"
+            " whose share another one carries is fitted with --prior 0 (prior=0)."
+        )
+    if total < 1:
+        missing = missing_shards(fits)
+        carrier = max((fit for fit in fits if not fit.is_stand_in), key=lambda fit: fit.num_rows, default=fits[0])
+        share = _over(carrier.prior + 1 - total, size)
+        which = f" (missing: {numbered(missing)})" if missing else ""
+        raise EpviError(
+            f"the shards' shares of the prior sum to {total}, not to 1{which}: add the missing shards, or fit a present"
+            f" one again with their share as well, as in: epvi shard ... --shard {carrier.shard}/{size} --prior {share}"
+            " (or, when the prior is nearly Gaussian, fit a missing one with --no-rows)."
+        )
+
+
+def _over(share: Fraction, size: int) -> str:
+    """A share in parts of the number of shards when it is a whole number of them: 2/8, not 1/4."""
+    parts = share * size
+    return f"{parts}/{size}" if parts.denominator == 1 else str(share)
+
+
+def _check_statuses(fits: Sequence[ShardFit]) -> None:
+    for fit in fits:
+        if not fit.status.ok:
+            raise EpviError(
+                f"{fit.called} did not end well: {fit.status} (--accept-unconverged, accept_unconverged=True, takes it"
+                " nevertheless)"
+            )

@@ -1,0 +1,88 @@
+"""A posterior in a file: its mixture, and the fits of its shards, so that late ones can still be put in."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from epvi import __version__
+from epvi.envelope import Envelope, Malformed
+from epvi.errors import EpviError
+from epvi.handover import describe_fit, read_fit
+from epvi.hub.posterior import Choices, Posterior
+from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset
+from epvi.hub.product.result import Product
+from epvi.mixture import Estimate
+from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
+from epvi.record import Record, as_number
+
+_WAYS: dict[str, type[Product]] = {way.__name__: way for way in (Anchored, Chain, Exact, Subset)}
+_MOST_FITS = 100_000
+
+
+def pack_posterior(posterior: Posterior) -> Envelope:
+    """A posterior as it is written."""
+    made = posterior.product
+    arrays = mixture_arrays(made.mixture)
+    for i, fit in enumerate(posterior.fits):
+        arrays |= mixture_arrays(fit.mixture, f"{i}/")
+    record = {
+        "space": describe_space(posterior.space),
+        "structure": type(made.mixture.structure).__name__.lower(),
+        "status": describe_status(made.status),
+        "log_normaliser": None if made.log_normaliser is None else [float(x) for x in made.log_normaliser],
+        "product": None if posterior.choices.product is None else _describe_way(posterior.choices.product),
+        "key": list(posterior.choices.key),
+        "fits": [describe_fit(fit) for fit in posterior.fits],
+        "version": __version__,
+    }
+    return Envelope("posterior", record, arrays)
+
+
+def unpack_posterior(content: Envelope) -> Posterior:
+    """The posterior that was written."""
+    record = Record(content.record)
+    space = read_space(record, content.arrays)
+    mixture = read_mixture(record.text("structure"), content.arrays, space.dim)
+    described = record.list("fits", lambda fit, what: Record(fit, what), _MOST_FITS)
+    if not described:
+        raise Malformed("it has no fits")
+    fits = tuple(read_fit(fit, space, content.arrays, f"{i}/") for i, fit in enumerate(described))
+    if len({fit.num_shards for fit in fits}) > 1 or len({fit.shard for fit in fits}) < len(fits):
+        raise Malformed("its fits are not those of different shards")
+    normaliser = None
+    if record.any("log_normaliser") is not None:
+        numbers = record.list("log_normaliser", as_number, 2)
+        if len(numbers) != 2:
+            raise Malformed("its log_normaliser is not a value and a standard error")
+        normaliser = Estimate(np.asarray(numbers[0]), np.asarray(numbers[1]))
+    way = None if record.any("product") is None else _read_way(record.table("product"))
+    key = record.list("key", lambda word, what: int(as_number(word, what)), 8)
+    if len(key) != 2 or not all(0 <= word < 2**32 for word in key):
+        raise Malformed("its key is not a seed")
+    product = ProductMixture(mixture, normaliser, None, read_status(record))
+    return Posterior(product, space, fits, Choices(way, key))
+
+
+def _describe_way(way: Product) -> dict[str, Any]:
+    settings = {field.name: getattr(way, field.name) for field in dataclasses.fields(way)}
+    nested = {name: _describe_way(value) if isinstance(value, Product) else value for name, value in settings.items()}
+    return {"name": type(way).__name__, **nested}
+
+
+def _read_way(record: Record) -> Product:
+    """A way to multiply with its settings, which it checks itself."""
+    name = record.text("name")
+    settings: dict[str, Any] = {}
+    for key in record:
+        value = record.any(key)
+        if isinstance(value, dict) and name == "Subset" and key == "chain":
+            settings[key] = _read_way(record.table(key))
+        elif value is None or isinstance(value, bool | int | float):
+            settings[key] = value
+        elif key != "name":
+            raise Malformed(f"its product has a setting {key[:40]!r} that is not a number")
+    try:
+        return _WAYS[name](**settings)
+    except (KeyError, TypeError, EpviError):
+        raise Malformed("its product is not one that this epvi knows") from None

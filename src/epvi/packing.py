@@ -1,0 +1,128 @@
+"""Mixtures, spaces and statuses as they are written: plain JSON and float64 arrays, and back, with every check.
+
+The bounds on what is read follow from the arrays that are really there, so that a small file cannot ask for much.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.special import logsumexp
+
+from epvi.envelope import Malformed
+from epvi.errors import EpviError
+from epvi.float64 import promotion_allowed
+from epvi.mixture import GaussianMixture
+from epvi.record import Record, as_texts, printable
+from epvi.space import Parameter, Space
+from epvi.status import Status
+from epvi.structure import Diagonal, Full, Spherical, Structure
+from epvi.supports import describe, support_of
+
+_MOST_PARAMETERS = 2000
+_STRUCTURES: dict[str, Structure] = {"spherical": Spherical(), "diagonal": Diagonal(), "full": Full()}
+# Roots of precisions whose variances are between 1e-150 and 1e150, as everywhere in epvi.
+_LEAST_ROOT, _GREATEST_ROOT = 1e-75, 1e75
+_WEIGHTS_SUM = 1e-6
+
+
+def describe_status(status: Status) -> dict[str, Any]:
+    """A status as JSON."""
+    return {"ok": bool(status.ok), "text": printable(status.text)}
+
+
+def read_status(record: Record) -> Status:
+    """A status."""
+    table = record.table("status")
+    return Status(table.truth("ok"), table.text("text"))
+
+
+def describe_space(space: Space) -> dict[str, Any]:
+    """A space as JSON."""
+    parameters = [
+        {"name": p.name, "shape": list(p.shape), "support": describe(p.name, p.support)} for p in space.parameters
+    ]
+    return {"parameters": parameters, "exchangeable": [list(group) for group in space.exchangeable]}
+
+
+def read_space(record: Record, arrays: Mapping[str, np.ndarray]) -> Space:
+    """The space of a record, which the arrays `means` beside it must fit."""
+    means = arrays.get("means")
+    if means is None or means.ndim != 2:
+        raise Malformed("it has no array means")
+    table, d = record.table("space"), means.shape[1]
+    parameters = table.list("parameters", functools.partial(_read_parameter, d=d), _MOST_PARAMETERS)
+    if len({p.name for p in parameters}) < len(parameters):
+        raise Malformed("its parameters have a name twice")
+    if sum(p.size for p in parameters) != d:
+        raise Malformed(f"its parameters do not take the {d} dimensions of its means")
+    try:
+        return Space(parameters, table.list("exchangeable", as_texts, _MOST_PARAMETERS))
+    except EpviError as error:
+        raise Malformed(str(error).rstrip(".")) from None
+
+
+def _read_parameter(value: Any, what: str, d: int) -> Parameter:
+    record = Record(value, what)
+    name = record.text("name", 200)
+    shape = record.list("shape", _size, 16)
+    # No support has many more values than coordinates: a 2 x 2 correlation matrix has one, a 1 x 1 none.
+    if math.prod(shape) > 4 * d + 64:
+        raise Malformed(f"its parameter {name!r} is larger than its means")
+    parameter = Parameter(name, shape, support_of(record.any("support")))
+    try:
+        with jax.enable_x64(True), promotion_allowed():
+            flat = jax.ShapeDtypeStruct(parameter.flat_shape, np.float64)
+            fits = parameter.size <= d and jax.eval_shape(parameter.transform, flat).shape == shape
+    except Exception:
+        # NumPyro has many ways to say that a shape and a support do not fit each other.
+        fits = False
+    if not fits:
+        raise Malformed(f"its parameter {name!r} has a shape that does not fit its support")
+    return parameter
+
+
+def _size(value: Any, what: str) -> int:
+    if type(value) is not int or not 0 <= value < 2**31:
+        raise Malformed(f"its {what} has no valid shape")
+    return value
+
+
+def mixture_arrays(mixture: GaussianMixture, prefix: str = "") -> dict[str, np.ndarray]:
+    """A mixture's arrays by name; of a full root L the lower triangle, row by row."""
+    roots = np.asarray(mixture.roots)
+    if isinstance(mixture.structure, Full):
+        roots = roots[:, *np.tril_indices(mixture.dim)]
+    arrays = {"log_weights": mixture.log_weights, "means": mixture.means, "roots": roots}
+    return {prefix + name: np.asarray(array, np.float64) for name, array in arrays.items()}
+
+
+def read_mixture(structure: str, arrays: Mapping[str, np.ndarray], d: int, prefix: str = "") -> GaussianMixture:
+    """The mixture in d dimensions with these arrays, checked."""
+    if structure not in _STRUCTURES:
+        raise Malformed(f"its structure is not one of {', '.join(_STRUCTURES)}")
+    names = [prefix + name for name in ("log_weights", "means", "roots")]
+    absent = [name for name in names if name not in arrays]
+    if absent:
+        raise Malformed(f"it has no array {absent[0]}")
+    log_weights, means, packed = (arrays[name] for name in names)
+    k = len(means) if means.ndim == 2 else 0
+    width = {"spherical": 1, "diagonal": d, "full": d * (d + 1) // 2}[structure]
+    if k == 0 or d == 0 or means.shape != (k, d) or log_weights.shape != (k,) or packed.shape != (k, width):
+        raise Malformed(f"its {prefix}arrays do not have the shapes of a {structure} mixture in {d} dimensions")
+    if not np.all(np.isfinite(means)) or not np.all(np.isfinite(packed)) or np.any(np.abs(means) > 1e150):
+        raise Malformed(f"its {prefix}means or roots are not finite")
+    if np.any(np.isnan(log_weights)) or not abs(logsumexp(np.minimum(log_weights, 1.0))) < _WEIGHTS_SUM:
+        raise Malformed(f"its {prefix}weights do not sum to 1")
+    rows, columns = np.tril_indices(d) if structure == "full" else (np.zeros(width, int), np.zeros(width, int))
+    diagonal = packed[:, rows == columns]
+    if np.any(diagonal < _LEAST_ROOT) or np.any(diagonal > _GREATEST_ROOT) or np.any(np.abs(packed) > _GREATEST_ROOT):
+        raise Malformed(f"its {prefix}roots are not those of positive-definite precisions")
+    roots = np.array(packed)
+    if structure == "full":
+        roots = np.zeros((k, d, d))
+        roots[:, rows, columns] = packed
+    return GaussianMixture(np.array(log_weights), np.array(means), roots, _STRUCTURES[structure])

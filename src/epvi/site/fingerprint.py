@@ -1,0 +1,93 @@
+"""What tells models and rows apart without showing them.
+
+A model's fingerprint is what it computes: its log prior at fixed points θ, and its log likelihood of made-up rows
+there. Two sites have the same model when these numbers agree, however the code is written and whatever versions run
+it. A fixed argument's is a hash, so that the one that differs can be named. Rows have a keyed hash that does not depend
+on their order; without the key nobody can test a guess of what they are.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from epvi.float64 import promotion_allowed
+from epvi.site.inspection import FEW
+from epvi.site.rows import Columns
+from epvi.site.target import Target
+
+_POINTS = 3
+_GOLDEN = 0.6180339887498949
+# Rows hashed at a time, few enough to stay in the processor's cache.
+_BLOCK = 2**15
+_ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+
+
+def model_values(target: Target, columns: Columns) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Log prior, and log likelihood of made-up rows, at fixed points."""
+    d = target.space.dim
+    theta = 0.7 * np.sin(2 * np.pi * _GOLDEN * np.arange(1, _POINTS * d + 1)).reshape(_POINTS, d)
+    block = {name: _made_up(i, column) for i, (name, column) in enumerate(sorted(columns.items()))}
+
+    def values(theta: Any, block: Any) -> tuple[Any, Any]:
+        # One point after the other: factorisations in a model must not run beside each other (see `structure.py`).
+        return jax.lax.map(lambda point: (target.log_prior(point), target.log_likelihood(point, block)), theta)
+
+    with jax.enable_x64(True), promotion_allowed():
+        prior, likelihood = jax.jit(values)(theta, block)
+    return _rounded(prior), _rounded(likelihood)
+
+
+def _rounded(values: Any) -> tuple[float, ...]:
+    """As many digits as are compared, and some more; NaN for what a file cannot hold."""
+    return tuple(float(f"{x:.12g}") if np.isfinite(x) else np.nan for x in np.asarray(values, np.float64).ravel())
+
+
+def _made_up(i: int, column: np.ndarray) -> np.ndarray:
+    """Rows of whole numbers from 0 to 3, which most kinds of columns can hold."""
+    shape = (FEW, *column.shape[1:])
+    numbers = (np.arange(np.prod(shape, dtype=int)) * (2 * i + 3) // 2 + i) % 4
+    return numbers.reshape(shape).astype(column.dtype)
+
+
+def hash_fixed(fixed: Mapping[str, Any]) -> dict[str, str]:
+    """A short hash of every fixed argument; numbers and arrays of them by their values, whatever their type."""
+    return {name: hashlib.sha256(_canonical(value)).hexdigest()[:16] for name, value in sorted(fixed.items())}
+
+
+def _canonical(value: Any) -> bytes:
+    if value is None or isinstance(value, str):
+        return repr(value).encode()
+    try:
+        array = np.ascontiguousarray(np.asarray(value, np.float64))
+    except (TypeError, ValueError):
+        return f"{type(value).__module__}.{getattr(value, '__qualname__', type(value).__qualname__)}".encode()
+    return f"{array.shape}".encode() + array.astype("<f8").tobytes()
+
+
+def hash_rows(columns: Columns, key: str) -> str:
+    """A keyed hash of the rows that is the same in any order of rows, and for float32 and float64 of one value."""
+    names = sorted(columns)
+    n = len(columns[names[0]])
+    total = [0, 0]
+    for start in range(0, n, _BLOCK):
+        # The sum over rows of a mix of each row's numbers: the same in any order.
+        for lane, odd in enumerate(_ODD):
+            mixed = np.full(min(_BLOCK, n - start), odd, np.uint64)
+            for name in names:
+                _mix(mixed, columns[name][start : start + _BLOCK], odd)
+            total[lane] += int(np.sum(mixed, dtype=np.uint64))
+    said = repr((n, names, [columns[name].shape[1:] for name in names], [part % 2**64 for part in total]))
+    return hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()[:32]
+
+
+def _mix(mixed: np.ndarray, column: np.ndarray, odd: np.uint64) -> None:
+    # Adding zero makes 0.0 of −0.0, which are equal and have other bits.
+    numbers = np.asarray(column, np.float64).reshape(len(column), -1) + 0.0
+    for word in np.ascontiguousarray(numbers.T).view(np.uint64):
+        mixed ^= word
+        mixed *= odd
+        mixed ^= mixed >> np.uint64(29)

@@ -1,0 +1,341 @@
+"""Hand-over files: what is written is what is read, and a file that is wrong in any way is refused by its name."""
+
+import dataclasses
+import json
+import os
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentences import refused
+from test_space import SUPPORTS
+
+import epvi
+from epvi import envelope
+from epvi.envelope import Envelope, seal, unseal
+from epvi.handover import describe_space, pack_fit, unpack_fit
+from epvi.mixture import Estimate
+from epvi.packing import read_space
+from epvi.record import Record
+from epvi.status import Status
+
+VERSION_1 = Path(__file__).parent / "files" / "version-1"
+
+
+def mixture(k, d, structure, seed=0):
+    rng = np.random.default_rng(seed)
+    spread = {0: (k,), 1: (k, d), 2: (k, d, d)}[structure.rank]
+    covariances = rng.gamma(2.0, size=spread)
+    if structure.rank == 2:
+        factors = rng.normal(size=(k, d, d))
+        covariances = factors @ np.swapaxes(factors, 1, 2) + np.eye(d)
+    weights = rng.dirichlet(np.ones(k))
+    return epvi.GaussianMixture.from_covariances(rng.normal(size=(k, d)), covariances, weights)
+
+
+def some_fit(k=3, structure=epvi.Full(), shard=2, support="positive"):  # noqa: B008 (a frozen choice)
+    shape, kind, size = SUPPORTS[support]
+    real = epvi.Parameter("w", (2,), SUPPORTS["real"][1])
+    space = epvi.Space((real, epvi.Parameter("scale", shape, kind)))
+    made_of = epvi.Provenance(
+        model="regression",
+        prior_values=(-1.5, float("nan"), 0.25),
+        row_values=(-0.5, -2.25),
+        fixed={"a": "0123456789abcdef"},
+        columns={"x": ("age", "sex"), "y": ("num",)},
+        standardised={"age": (54.0, 9.1)},
+        levels={"sex": ("female", "male")},
+        rows="f" * 32,
+        inference={"name": "NVI", "num_components": 4, "covariance": None, "merge": True, "tolerance": 1e-4},
+        key=(0, 7),
+        version="0.1.0",
+    )
+    return epvi.ShardFit(
+        mixture=mixture(k, 2 + size, structure),
+        space=space,
+        shard=shard,
+        num_shards=6,
+        label=f"{shard} of 6 (hospital = Zürich)",
+        prior=Fraction(1, 6),
+        num_rows=123,
+        status=Status(True, "converged: 3 components."),
+        history=(-10.5, -9.25),
+        elbo=Estimate(np.asarray(-9.0), np.asarray(0.125)),
+        gap=0.03,
+        passes=17,
+        seconds=0.5,
+        made_of=made_of,
+    )
+
+
+def same(a, b):
+    """Equal in everything, to the last bit of every array; NaN equals NaN."""
+    assert repr(a.made_of) == repr(b.made_of)
+    assert a.space.signature() == b.space.signature()
+    for name in ("log_weights", "means", "roots"):
+        np.testing.assert_array_equal(getattr(a.mixture, name), getattr(b.mixture, name))
+    assert a.mixture.structure == b.mixture.structure
+    plain = [f.name for f in dataclasses.fields(a) if f.name not in ("mixture", "space", "made_of", "file")]
+    assert all(repr(getattr(a, name)) == repr(getattr(b, name)) for name in plain)
+
+
+@pytest.mark.parametrize("structure", [epvi.Spherical(), epvi.Diagonal(), epvi.Full()])
+def test_a_fit_comes_back_as_it_was(tmp_path, structure):
+    fit = some_fit(structure=structure)
+    path = fit.save(tmp_path / "site-2.epvi")
+    again = epvi.load(path)
+    same(again, fit)
+    assert again.file == str(path)
+    assert again.called.startswith(f"{path} (shard 2 of 6")
+
+
+@pytest.mark.parametrize("support", SUPPORTS)
+def test_every_support_comes_back_without_the_model(support):
+    space = some_fit(support=support).space
+    described = json.loads(json.dumps(describe_space(space)))
+    means = np.zeros((1, space.dim))
+    again = read_space(Record({"space": described}), {"means": means})
+    assert again.signature() == space.signature()
+    theta = np.random.default_rng(1).normal(size=(5, space.dim))
+    for name, values in space.constrain(theta).items():
+        np.testing.assert_array_equal(again.constrain(theta)[name], values)
+
+
+def test_a_posterior_comes_back_with_its_fits_and_can_still_be_updated(tmp_path):
+    fits = [dataclasses.replace(some_fit(shard=m, k=2), num_shards=3, prior=Fraction(1, 3)) for m in (1, 2, 3)]
+    fits = [dataclasses.replace(f, made_of=dataclasses.replace(f.made_of, rows=f"{f.shard}")) for f in fits]
+    made = epvi.combine(fits, epvi.Subset(num_samples=20, chain=epvi.Chain(num_samples=40)), seed=5)
+    again = epvi.load(made.save(tmp_path / "posterior.epvi"))
+    np.testing.assert_array_equal(again.mixture.means, made.mixture.means)
+    np.testing.assert_array_equal(again.mixture.roots, made.mixture.roots)
+    assert (again.choices, again.status, repr(again)) == (made.choices, made.status, repr(made))
+    for a, b in zip(again.fits, made.fits, strict=True):
+        same(a, b)
+    np.testing.assert_array_equal(again.sample(10, seed=1)["w"], made.sample(10, seed=1)["w"])
+    without = dataclasses.replace(again, fits=again.fits[:2])
+    np.testing.assert_array_equal(without.update(fits[2]).mixture.means, made.mixture.means)
+
+
+def test_bounds_that_are_not_finite_come_back_as_unknown(tmp_path):
+    fit = dataclasses.replace(some_fit(), gap=np.inf, history=(-np.inf, -1.0))
+    again = epvi.load(fit.save(tmp_path / "a.epvi"))
+    assert np.isnan(again.gap)
+    assert np.isnan(again.history[0])
+
+
+def test_a_label_that_a_terminal_would_obey_is_made_harmless(tmp_path):
+    fit = dataclasses.replace(some_fit(), label="2 of 6 (site = \x1b[31mred\n)")
+    assert epvi.load(fit.save(tmp_path / "a.epvi")).label == "2 of 6 (site = ?[31mred?)"
+
+
+@pytest.mark.parametrize("file", sorted(VERSION_1.iterdir()), ids=lambda file: file.name)
+def test_files_of_version_1_stay_readable(file):
+    found = epvi.load(file)
+    expected = json.loads((VERSION_1.parent / "version-1.json").read_text())[file.name]
+    np.testing.assert_allclose(found.mixture.mean(), expected["mean"], rtol=1e-12)
+    np.testing.assert_allclose(found.mixture.sd(), expected["sd"], rtol=1e-12)
+    assert found.space.describe() == expected["space"]
+
+
+def test_the_file_is_an_ordinary_safetensors_file(tmp_path):
+    from safetensors import safe_open
+
+    fit = some_fit(structure=epvi.Diagonal())
+    with safe_open(fit.save(tmp_path / "a.epvi"), framework="numpy") as file:
+        np.testing.assert_array_equal(file.get_tensor("means"), fit.mixture.means)
+        assert json.loads(file.metadata()["epvi"])["kind"] == "shard"
+
+
+def test_spherical_fits_are_small(tmp_path):
+    fit = dataclasses.replace(
+        some_fit(structure=epvi.Spherical()),
+        mixture=mixture(4, 19, epvi.Spherical()),
+        space=epvi.Space((epvi.Parameter("w", (19,), SUPPORTS["real"][1]),)),
+    )
+    assert fit.save(tmp_path / "a.epvi").stat().st_size < 8_000
+
+
+# Writing.
+
+
+def test_a_file_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = some_fit().save(tmp_path / "a.epvi")
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    refused(lambda: some_fit(shard=3).save(path), r"a\.epvi cannot be written: No space left on device")
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["a.epvi"]
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    refused(lambda: some_fit().save(tmp_path / "nowhere" / "a.epvi"), r"nowhere/a\.epvi cannot be written")
+    refused(lambda: some_fit().save(tmp_path), "is a folder")
+
+
+# Files that are wrong.
+
+
+def changed(change, fit=None):
+    """The bytes of a well-sealed file with something else in it."""
+    content = pack_fit(fit or some_fit())
+    record, arrays = json.loads(json.dumps(content.record)), {k: np.array(v) for k, v in content.arrays.items()}
+    change(record, arrays)
+    return seal(Envelope(content.kind, record, arrays))
+
+
+def entry(*path, value):
+    def change(record, arrays):
+        for name in path[:-1]:
+            record = record[name]
+        record[path[-1]] = value
+
+    return change
+
+
+def array(name, value):
+    def change(record, arrays):
+        arrays[name] = np.asarray(value)
+
+    return change
+
+
+WRONG = {
+    "other shapes": (array("means", np.zeros((3, 4))), "parameters do not take the 4 dimensions"),
+    "no components": (array("means", np.zeros((0, 6))), "parameters do not take|shapes"),
+    "NaN means": (array("means", np.full((3, 6), np.nan)), "not finite"),
+    "infinite roots": (array("roots", np.full((3, 21), np.inf)), "not finite"),
+    "negative roots": (array("roots", np.full((3, 21), -1.0)), "positive-definite"),
+    "weights": (array("log_weights", np.zeros(3)), "weights do not sum to 1"),
+    "NaN weights": (array("log_weights", np.full(3, np.nan)), "weights do not sum to 1"),
+    "huge weights": (array("log_weights", np.full(3, 1e308)), "weights do not sum to 1"),
+    "two dimensions of weights": (array("log_weights", np.zeros((3, 1))), "shapes"),
+    "shard 0": (entry("fit", "shard", value=0), "shard is not a whole number from 1 to 6"),
+    "shard 7 of 6": (entry("fit", "shard", value=7), "shard is not a whole number from 1 to 6"),
+    "a shard that is true": (entry("fit", "shard", value=True), "shard is not a whole number"),
+    "a billion shards": (entry("fit", "num_shards", value=10**9), "num_shards is not a whole number"),
+    "negative rows": (entry("fit", "num_rows", value=-1), "num_rows is not a whole number"),
+    "share": (entry("fit", "prior", value="7/6"), "prior is not a fraction from 0 to 1"),
+    "a share of nothing": (entry("fit", "prior", value="1/0"), "prior is not a fraction"),
+    "a share that is a float": (entry("fit", "prior", value=0.1), "prior is not a fraction"),
+    "an endless share": (entry("fit", "prior", value="1e-999999999"), "prior is not a fraction"),
+    "label": (entry("fit", "label", value="\x1b]0;owned\x07"), "label is not a printable text"),
+    "a long label": (entry("fit", "label", value="x" * 10_000), "label is not a printable text"),
+    "structure": (entry("fit", "structure", value="banded"), "structure is not one of"),
+    "status": (entry("fit", "status", value="fine"), "status is not a table"),
+    "elbo": (entry("fit", "elbo", value=[1.0]), "elbo is not a value and a standard error"),
+    "history": (entry("fit", "history", value="long"), "history is not a list"),
+    "no fit": (entry("fit", value=[]), "fit is not a table"),
+    "seconds": (entry("fit", "seconds", value="1"), "seconds is not a number"),
+    "key": (entry("fit", "made_of", "key", value=[-1]), "key is not a seed"),
+    "scale": (entry("fit", "made_of", "standardised", value={"age": [0, 0]}), "scale that is not positive"),
+    "no parameters": (entry("space", "parameters", value=[]), "do not take the 6 dimensions"),
+    "names": (entry("space", "parameters", 1, "name", value="w"), "name twice"),
+    "a huge parameter": (entry("space", "parameters", 0, "shape", value=[2**30, 2**30]), "larger than its means"),
+    "a shape of nothing": (entry("space", "parameters", 0, "shape", value=[2**30, 0]), "dimensions|shape"),
+    "a support by another name": (entry("space", "parameters", 1, "support", value="__class__"), "support"),
+    "a support with other bounds": (entry("space", "parameters", 1, "support", value={"interval": [1]}), "bounds"),
+    "bounds of text": (entry("space", "parameters", 1, "support", value={"greater_than": ["a"]}), "not a number"),
+    "nested supports": (
+        entry("space", "parameters", 1, "support", value={"independent": [{"independent": ["real", 99]}, 1]}),
+        "number of dimensions",
+    ),
+    "a simplex of a scalar": (entry("space", "parameters", 1, "support", value="corr_cholesky"), "support|dimensions"),
+    "exchangeable": (entry("space", "exchangeable", value=[["nobody"]]), "exchangeable names 'nobody'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_sealed_file_with_something_wrong_in_it_is_refused(tmp_path, name):
+    change, sentence = WRONG[name]
+    path = tmp_path / "site.epvi"
+    path.write_bytes(changed(change))
+    refused(lambda: epvi.load(path), rf"site\.epvi is not a usable \.epvi file: .*({sentence})")
+
+
+def header(content):
+    size = int.from_bytes(content[:8], "little")
+    return content[8 : 8 + size], content[8 + size :]
+
+
+def with_header(text, rest=b""):
+    return len(text).to_bytes(8, "little") + text + rest
+
+
+def damaged():
+    good = seal(pack_fit(some_fit()))
+    table, rest = header(good)
+    yield "nothing", b"", "ends before its header"
+    yield "random", np.random.default_rng(0).bytes(500), "ends before its header"
+    yield "cut", good[:-1], "checksum is wrong|arrays cannot be read"
+    yield "cut header", good[:100], "ends before its header"
+    yield "one bit", good[:-20] + bytes([good[-20] ^ 1]) + good[-19:], "checksum is wrong"
+    yield "more", good + b"\0" * 8, "checksum is wrong"
+    yield "a lying header size", (2**63).to_bytes(8, "little") + good[8:], "ends before its header"
+    yield "not JSON", with_header(b"{" + table[2:], rest), "not JSON|not described|twice|epvi did not write it"
+    yield "brackets", with_header(b"[" * 100_000), "nothing but brackets"
+    yield (
+        "deep",
+        with_header(b'{"a":' * 2000 + b"1" + b"}" * 2000 + b" " * 20_000),
+        "not JSON|nothing but brackets|epvi",
+    )
+    yield "no record", with_header(b"{}"), "epvi did not write it"
+    yield "NaN", with_header(table.replace(b'num_rows\\":123', b'num_rows\\":NaN'), rest), "not finite"
+    yield "1e999", with_header(table.replace(b'num_rows\\":123', b'num_rows\\":1e999'), rest), "not finite"
+    yield "digits", with_header(table.replace(b'num_rows\\":123', b'num_rows\\":' + b"1" * 5000), rest), "twenty digits"
+    yield "twins", with_header(table[:-1].rstrip(b" }") + b'},"means":{}}', rest), "twice|not JSON"
+    yield "twins within", with_header(table.replace(b"num_rows", b"shard"), rest), "twice"
+    yield (
+        "another kind",
+        with_header(table.replace(b'kind\\":\\"shard', b'kind\\":\\"pickl'), rest),
+        "kind is not one of",
+    )
+    yield "newer", with_header(table.replace(b'format\\":1', b'format\\":2'), rest), "version 2.*Update epvi"
+    yield "older", with_header(table.replace(b'format\\":1', b'format\\":0'), rest), "which version"
+
+
+@pytest.mark.parametrize(("content", "sentence"), [pytest.param(c, s, id=name) for name, c, s in damaged()])
+def test_a_damaged_file_is_refused(tmp_path, content, sentence):
+    path = tmp_path / "site.epvi"
+    path.write_bytes(content)
+    refused(lambda: epvi.load(path), rf"site\.epvi is not a usable \.epvi file: .*({sentence})")
+
+
+def test_every_single_bit_counts():
+    good = seal(pack_fit(some_fit(k=1, structure=epvi.Spherical(), support="scalar")))
+    same(unpack_fit(unseal(good)), some_fit(k=1, structure=epvi.Spherical(), support="scalar"))
+    for i in np.random.default_rng(0).choice(8 * len(good), 2000, replace=False):
+        bad = bytearray(good)
+        bad[i // 8] ^= 1 << (i % 8)
+        with pytest.raises(envelope.Malformed):
+            unpack_fit(unseal(bytes(bad)))
+
+
+def test_other_numbers_than_float64_are_refused(tmp_path):
+    from safetensors.numpy import save
+
+    table, _ = header(seal(pack_fit(some_fit())))
+    text = json.loads(table)["__metadata__"]["epvi"]
+    text = text.replace(json.loads(text)["sha256"], "0" * 64)
+    content = save({"means": np.zeros((3, 6), np.float32)}, metadata={"epvi": text})
+    path = tmp_path / "a.epvi"
+    path.write_bytes(content.replace(b"0" * 64, envelope._digest(content), 1))
+    refused(lambda: epvi.load(path), "'means' holds F32 numbers, not F64")
+
+
+def test_what_is_no_file_is_refused(tmp_path):
+    refused(lambda: epvi.load(tmp_path / "none.epvi"), r"none\.epvi cannot be read: No such file")
+    refused(lambda: epvi.load(tmp_path), "is not a file")
+    os.mkfifo(tmp_path / "pipe.epvi")
+    refused(lambda: epvi.load(tmp_path / "pipe.epvi"), "pipe.epvi is not a file")
+    refused(lambda: epvi.load("/dev/zero"), "/dev/zero is not a file")
+
+
+def test_kinds_of_later_rounds_are_named_not_guessed(tmp_path):
+    path = tmp_path / "a.epvi"
+    path.write_bytes(seal(Envelope("draws", {}, {})))
+    refused(lambda: epvi.load(path), "holds draws: pass a file of a shard's fit or of a posterior")
