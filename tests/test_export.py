@@ -27,8 +27,8 @@ import epvi
 from epvi.models import multinomial, simulate_multinomial
 
 RNG = np.random.default_rng(0)
-X = RNG.normal(size=(30, 2))
-ROWS = {"x": X, "y": X @ np.array([1.0, -2.0]) + 0.5 * RNG.normal(size=30)}
+X = RNG.normal(size=(100, 2))
+ROWS = {"x": X, "y": X @ np.array([1.0, -2.0]) + 0.5 * RNG.normal(size=100)}
 REAL = dist.constraints.real
 
 
@@ -75,9 +75,9 @@ MODEL = epvi.Model(linear)
 def posterior():
     """About the posterior of the rows under a flat prior."""
     w, (squares,), _, _ = np.linalg.lstsq(X, ROWS["y"], rcond=None)
-    sigma = np.sqrt(squares / 28)
+    sigma = np.sqrt(squares / 98)
     sd = sigma * np.sqrt(np.diag(np.linalg.inv(X.T @ X)))
-    return posterior_for(MODEL, ROWS, [*w, np.log(sigma)], [*sd, 1 / np.sqrt(56)])
+    return posterior_for(MODEL, ROWS, [*w, np.log(sigma)], [*sd, 1 / np.sqrt(196)])
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def test_a_posterior_alone_gives_its_group_alone(posterior):
 
 
 def test_the_log_likelihood_is_that_of_log_predictive(posterior, tree):
-    logs = tree["log_likelihood"]["y"].values.reshape(1000, 30)
+    logs = tree["log_likelihood"]["y"].values.reshape(1000, 100)
     mean = np.mean(logsumexp(logs, axis=0) - np.log(1000))
     assert abs(mean - epvi.log_predictive(MODEL, posterior, ROWS, num_samples=1000, seed=3)) < 1e-10
     draws = posterior.sample(1000, seed=3)
@@ -161,10 +161,10 @@ def test_the_log_likelihood_is_that_of_log_predictive(posterior, tree):
 
 
 def test_rows_drawn_anew_have_the_models_moments(tree):
-    drawn = tree["posterior_predictive"]["y"].values.reshape(1000, 30)
+    drawn = tree["posterior_predictive"]["y"].values.reshape(1000, 100)
     w, sigma = tree["posterior"]["w"].values.reshape(1000, 2), tree["posterior"]["sigma"].values.reshape(1000)
     z = (drawn - w @ X.T) / sigma[:, None]
-    # 30,000 standard normals, if the rows were drawn at the draws that stand beside them.
+    # 100,000 standard normals, if the rows were drawn at the draws that stand beside them.
     assert abs(z.mean()) < 4 / np.sqrt(z.size)
     assert abs(z.var() - 1) < 4 * np.sqrt(2 / z.size)
 
@@ -181,13 +181,13 @@ def test_arviz_summarises_it(posterior, tree):
 
 
 def test_arviz_leaves_rows_out_with_it(tree):
-    logs = tree["log_likelihood"]["y"].values.reshape(1000, 30)
+    logs = tree["log_likelihood"]["y"].values.reshape(1000, 100)
     loo = arviz_stats.loo(tree)
     # Plain importance sampling has 1 / mean(1 / p) for a row left out; ArviZ smooths the largest weights.
     plain = np.sum(np.log(1000) - logsumexp(-logs, axis=0))
     weights = np.exp(-logs - logsumexp(-logs, axis=0))
     error = np.sqrt(np.sum(weights**2))
-    assert loo.n_data_points == 30
+    assert loo.n_data_points == 100
     assert abs(loo.elpd - plain) < 4 * error
 
 
@@ -285,11 +285,11 @@ def test_predictions_for_rows_that_were_seen_are_drawn_although_the_model_needs_
 
 
 def test_too_many_log_likelihoods_are_refused(posterior, monkeypatch):
-    monkeypatch.setattr(sys.modules["epvi.site.replies"], "_MAX_BYTES", 16 * 30 * 100)
+    monkeypatch.setattr(sys.modules["epvi.site.replies"], "_MAX_BYTES", 16 * 100 * 100)
     assert posterior.to_arviz(100, model=MODEL, rows=ROWS)["log_likelihood"].sizes["draw"] == 25
     refused(
         lambda: posterior.to_arviz(200, model=MODEL, rows=ROWS),
-        r"200 draws of 30 rows take .* num_samples of at most 100, or at most 15 of the rows",
+        r"200 draws of 100 rows take .* num_samples of at most 100, or at most 50 of the rows",
     )
 
 

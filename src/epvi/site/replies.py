@@ -49,17 +49,14 @@ def row_sites(function: Callable, fixed: Mapping[str, Any], columns: Columns) ->
     """Run the model on two numbers of rows: an axis that changes with them is an axis of rows."""
     with jax.enable_x64(True):
         many, few = (run_abstract(function, fixed, take(columns, n), value_of=filled).by_name for n in (MANY, FEW))
-    axes = {name: _row_axis(site, few.get(name)) for name, site in many.items()}
-    observed = {
-        name: axes[name]
-        for name, site in many.items()
-        if site["type"] == "sample" and site["is_observed"] and not is_factor(site) and axes[name] is not None
-    }
+    axes = {name: axis for name, site in many.items() if (axis := _row_axis(site, few.get(name))) is not None}
+    data = [name for name, s in many.items() if s["type"] == "sample" and s["is_observed"] and not is_factor(s)]
+    observed = {name: axes[name] for name in data if name in axes}
     return RowSites(
         tuple(name for name, site in many.items() if is_latent(site)),
         observed,
         tuple(column for name in observed for column in many[name]["columns"]),
-        tuple(name for name, site in many.items() if site["type"] == "deterministic" and axes[name] is None),
+        tuple(name for name, site in many.items() if site["type"] == "deterministic" and name not in axes),
     )
 
 
@@ -127,7 +124,7 @@ def function_replies(
     values = programs.target.space.constrain(theta)
     made = drawn(function, fixed, columns, values, sites.observed, key)
     if len(sites.observed) == 1:
-        groups["log_likelihood"] = {name: groups["log_likelihood"][JOINT] for name in sites.observed}
+        groups["log_likelihood"] = dict.fromkeys(sites.observed, groups["log_likelihood"][JOINT])
     if sites.observed:
         rows = {name: np.moveaxis(made[name], axis + 1, 1) for name, axis in sites.observed.items()}
         groups["posterior_predictive"] = rows
