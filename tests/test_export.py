@@ -207,6 +207,7 @@ def test_arviz_draws_it(tree, arviz_plots):
     assert isinstance(arviz_plots.plot_ppc_dist(tree, backend="none"), arviz_plots.PlotCollection)
 
 
+@pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part in the Zarr format 3:UserWarning")
 @pytest.mark.parametrize("kind", ["netcdf", "zarr"])
 def test_it_survives_a_file(tree, kind, tmp_path):
     path = tmp_path / f"posterior.{kind}"
@@ -214,7 +215,7 @@ def test_it_survives_a_file(tree, kind, tmp_path):
         tree.to_netcdf(path, engine="h5netcdf")
         again = xarray.open_datatree(path, engine="h5netcdf")
     else:
-        tree.to_zarr(path, zarr_format=2)
+        tree.to_zarr(path)
         again = xarray.open_datatree(path, engine="zarr")
     with again:
         assert set(again.children) == set(tree.children)

@@ -39,7 +39,7 @@ def draws_frame(posterior: Posterior, num_samples: int, seed: Seed) -> "pyarrow.
 
 
 def to_arviz(
-    posterior: Posterior, num_samples: int, num_chains: int, model_and_rows: tuple[Any, Any], seed: Seed
+    posterior: Posterior, num_samples: int, num_chains: int, model: Any, rows: Any, seed: Seed
 ) -> "xarray.DataTree":
     """Draws in chains, and what the model says of the rows at them."""
     try:
@@ -50,7 +50,7 @@ def to_arviz(
     chains = _chains(num_samples, num_chains)
     key = as_key(seed)
     theta = np.asarray(posterior.mixture.sample(num_samples, seed=key))
-    found = _replies(posterior, *model_and_rows, theta, jax.random.fold_in(key, 1))
+    found = _replies(posterior, model, rows, theta, jax.random.fold_in(key, 1))
     found[_POSTERIOR] = {**posterior.space.constrain(theta), **found.get(_POSTERIOR, {})}
     groups = {group: _renamed(found[group]) for group in _GROUPS if found.get(group)}
     row = _row_dimension(groups)
@@ -60,7 +60,7 @@ def to_arviz(
         sampled = group in _SAMPLED
         made[group] = arviz_base.dict_to_dataset(
             {name: value.reshape(*chains, *value.shape[1:]) if sampled else value for name, value in data.items()},
-            attrs=about,
+            attrs=about if group == _POSTERIOR else {},
             dims={} if group == _POSTERIOR else {name: [row] for name in data},
             sample_dims=["chain", "draw"] if sampled else [],
         )

@@ -152,7 +152,7 @@ class Posterior:
         """
         from epvi.hub.export import to_arviz
 
-        return to_arviz(self, num_samples, num_chains, (model, rows), seed)
+        return to_arviz(self, num_samples, num_chains, model, rows, seed)
 
 
 def _is_real(support: object) -> bool:
