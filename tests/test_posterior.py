@@ -92,7 +92,7 @@ def test_the_held_out_likelihood_is_the_log_of_the_mean_over_draws(posterior):
 
 def test_blocks_do_not_change_the_held_out_likelihood(posterior, monkeypatch):
     whole = epvi.log_predictive(linear, posterior, ROWS, num_samples=50)
-    monkeypatch.setattr(sys.modules["epvi.prediction"], "_BLOCK", 50 * 7)  # 120 rows in blocks of 7
+    monkeypatch.setattr(sys.modules["epvi.site.replies"], "_BLOCK", 50 * 7)  # 120 rows in blocks of 7
     assert epvi.log_predictive(linear, posterior, ROWS, num_samples=50) == pytest.approx(whole, rel=1e-12)
 
 
@@ -209,11 +209,11 @@ def test_shards_that_are_far_from_gaussian_are_said_to_be():
 
 
 def test_a_shard_must_not_be_there_twice_or_be_missing(fits):
-    with pytest.raises(epvi.EpviError, match="shard 2 is there twice"):
+    with pytest.raises(epvi.EpviError, match="shard 2 of 3 is there twice"):
         epvi.combine([fits[0], fits[1], fits[1]])
     with pytest.raises(epvi.EpviError, match=r"sum to 2/3, not to 1 \(missing: 3\)"):
         epvi.combine(fits[:2])
-    with pytest.raises(epvi.EpviError, match="some fits are of 2 shards and some of 3"):
+    with pytest.raises(epvi.EpviError, match="shard 1 of 3 is one of 3 shards and shard 2 of 3 one of 2"):
         epvi.combine([fits[0], dataclasses.replace(fits[1], num_shards=2)])
     with pytest.raises(epvi.EpviError, match="there are no fits"):
         epvi.combine([])

@@ -3,7 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from epvi.version import __version__
 
 if TYPE_CHECKING:
     from epvi.errors import EpviError
@@ -56,6 +56,7 @@ __all__ = [
     "Spherical",
     "Subset",
     "Summary",
+    "__version__",
     "combine",
     "fit",
     "fit_shard",

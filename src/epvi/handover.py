@@ -29,10 +29,11 @@ MOST_SHARDS = 1_000_000
 class Provenance:
     """What a fit was made of, so that the hub can tell whether fits belong together; nothing of the rows' values.
 
-    `study` is the study's name, `model` the function's, `prior_values` and `row_values` what its log prior and its log likelihood are at
-    fixed points and made-up rows (the model's fingerprint), `fixed` a hash of every fixed argument. `columns` are the
-    source columns behind each argument, `standardised` their constants, `levels` the levels of categories. `rows` is a
-    keyed hash of the rows, in whatever order. `inference` and `key` are how they were fitted, `version` by which epvi.
+    `study` is the study's name, `model` the function's; `prior_values` and `row_values` are what its log prior and its
+    log likelihood are at fixed points and made-up rows (the model's fingerprint), `fixed` a hash of every fixed
+    argument. `columns` are the source columns behind each argument, `standardised` their constants, `levels` the levels
+    of categories. `rows` is a keyed hash of the rows, in whatever order. `inference` and `key` are how they were
+    fitted, `version` by which epvi.
     """
 
     study: str = ""

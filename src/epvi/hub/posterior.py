@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -21,6 +22,10 @@ from epvi.seeds import Seed
 from epvi.space import Space
 from epvi.status import Status
 from epvi.validation import at_least
+
+if TYPE_CHECKING:
+    import pyarrow
+    import xarray
 
 # Quantiles, and moments of constrained parameters, come from this many draws.
 _SUMMARY_DRAWS = 10_000
@@ -169,6 +174,30 @@ class Posterior:
             found.append(np.quantile(values, quantiles, axis=0).T)
         moments = np.concatenate(means), np.concatenate(sds)
         return Summary(tuple(names), *moments, tuple(quantiles), np.concatenate(found))
+
+    def draws_frame(self, num_samples: int = 1000, *, seed: Seed = 0) -> "pyarrow.Table":
+        """The draws of `sample` as an Arrow table with a column per number, named as in the summary (`w[0]`).
+
+        `.to_pandas()` makes it a pandas frame, `polars.from_arrow(table)` a Polars one. The schema's metadata holds
+        under `epvi` where the draws came from, as JSON.
+        """
+        from epvi.hub.export import draws_frame
+
+        return draws_frame(self, num_samples, seed)
+
+    def to_arviz(
+        self, num_samples: int = 1000, *, model: Any = None, rows: Any = None, num_chains: int = 4, seed: Seed = 0
+    ) -> "xarray.DataTree":
+        """The draws of `sample` as ArviZ reads them; `.to_netcdf(path)` and `.to_zarr(path)` write them to disk.
+
+        With the `epvi.Model` and rows come the rows' log likelihoods, rows drawn anew, the observed values and the
+        model's other columns (all along the dimension `row`), and deterministic sites. `num_samples` counts all draws;
+        they come as `num_chains` chains because ArviZ's R-hat and ESS compare chains. The draws are independent, so
+        both are good by construction: whether the posterior is, `status` tells. A `/` in a name becomes a dot.
+        """
+        from epvi.hub.export import to_arviz
+
+        return to_arviz(self, num_samples, num_chains, model, rows, seed)
 
 
 def _is_real(support: object) -> bool:

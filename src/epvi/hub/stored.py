@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from epvi import __version__
 from epvi.envelope import Envelope, Malformed
 from epvi.errors import EpviError
 from epvi.handover import describe_fit, read_fit
@@ -15,6 +14,7 @@ from epvi.hub.product.result import Product
 from epvi.mixture import Estimate
 from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.record import Record, as_number
+from epvi.version import __version__
 
 _WAYS: dict[str, type[Product]] = {way.__name__: way for way in (Anchored, Chain, Exact, Subset)}
 _MOST_FITS = 100_000

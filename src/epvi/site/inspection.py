@@ -22,7 +22,6 @@ from epvi.site.tracing import (
     Sites,
     depends,
     failed,
-    filled,
     given,
     is_discrete,
     is_factor,
@@ -126,12 +125,12 @@ def inspect_model(
     """Find out what the model is made of, or refuse it in one sentence."""
     example = take(rows, MANY)
     with jax.enable_x64(True):
-        many = _run_abstract(function, fixed, example)
-        few = _run_abstract(function, fixed, take(rows, FEW))
+        many = run_abstract(function, fixed, example)
+        few = run_abstract(function, fixed, take(rows, FEW))
         of_rows = tuple(name for name in many.asked if (many.asked[name], few.asked.get(name)) == (MANY, FEW))
         if MANY in many.asked.values() or FEW in few.asked.values():
-            many = _run_abstract(function, fixed, example, of_rows)
-            few = _run_abstract(function, fixed, take(rows, FEW), of_rows)
+            many = run_abstract(function, fixed, example, of_rows)
+            few = run_abstract(function, fixed, take(rows, FEW), of_rows)
         _refuse_params(many)
         supported = _supported_names(many)
         if any(is_latent(site) and _needs_numbers(site) for site in many.by_name.values()):
@@ -157,16 +156,6 @@ def inspect_model(
     return Inspection(space, fixed, example, prior, row_axes, discrete, table, of_rows, checked, terms)
 
 
-def what_is_observed(
-    function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray]
-) -> tuple[list[str], list[str]]:
-    """Columns that are the observed value of a site, and the names of sites without one."""
-    with jax.enable_x64(True):
-        sites = _run_abstract(function, fixed, take(rows, FEW), value_of=filled).by_name
-    columns = [name for s in sites.values() if s["type"] == "sample" and s["is_observed"] for name in s["columns"]]
-    return columns, [name for name, site in sites.items() if is_latent(site)]
-
-
 def take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
     """The first n rows, over and over when there are fewer."""
     have = len(next(iter(rows.values())))
@@ -185,7 +174,7 @@ def _run_plain(
         raise failed(error) from error
 
 
-def _run_abstract(
+def run_abstract(
     function: Callable,
     fixed: Mapping[str, Any],
     block: Mapping[str, np.ndarray],

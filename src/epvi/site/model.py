@@ -20,6 +20,8 @@ from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.site.density import Programs
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
+from epvi.site.replies import Groups, density_replies, function_replies, same_space
+from epvi.site.rows import as_columns
 from epvi.site.target import Block, Target
 from epvi.site.tracing import log_prob, trace_program
 from epvi.space import Parameter, Space
@@ -128,6 +130,13 @@ class Model:
             found.terms,
         )
 
+    def replies(self, rows: Any, space: Space, theta: np.ndarray, key: jax.Array) -> Groups:
+        """What the model says of rows at draws θ (S, d) of a posterior over `space`, in groups as ArviZ names them."""
+        columns = as_columns(rows)
+        programs = self.programs(columns)
+        same_space(space, programs.target.space)
+        return function_replies(self.function, self.fixed, programs, columns, theta, key)
+
 
 class DensityModel(Model):
     """A model made by `Model.from_log_density`."""
@@ -190,6 +199,12 @@ class DensityModel(Model):
                         f" {(n,)}."
                     )
         return Target(space, log_prior, log_prior, log_likelihood, None, lambda block: {})
+
+    def replies(self, rows: Any, space: Space, theta: np.ndarray, key: jax.Array) -> Groups:
+        """The rows' log likelihoods only: log densities cannot draw rows, nor tell which columns are observed."""
+        columns = as_columns(rows)
+        same_space(space, self._space)
+        return density_replies(self.programs(columns), columns, theta)
 
 
 def _declared(name: str, shape: Any, support: Any) -> Parameter:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from epvi import __version__
 from epvi.errors import EpviError
 from epvi.handover import Provenance, ShardFit
 from epvi.seeds import Seed, as_key
@@ -21,6 +20,7 @@ from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.rows import Columns, as_columns
 from epvi.site.target import Target
+from epvi.version import __version__
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.
 _COMMON_KEY = 0

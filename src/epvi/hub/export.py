@@ -1,0 +1,127 @@
+"""The way out of a posterior: an ArviZ `DataTree`, or an Arrow table, of draws with where they came from.
+
+Takes a posterior; a model with rows, when given, answers for itself (`replies`), since this wing knows neither.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+from epvi.errors import EpviError
+from epvi.hub.posterior import Posterior
+from epvi.seeds import Seed, as_key
+from epvi.validation import at_least
+from epvi.version import __version__
+
+if TYPE_CHECKING:
+    import pyarrow
+    import xarray
+
+# The order in which groups are shown; those in _SAMPLED have draws, those after _POSTERIOR have rows.
+_POSTERIOR = "posterior"
+_SAMPLED = (_POSTERIOR, "posterior_predictive", "log_likelihood")
+_GROUPS = (*_SAMPLED, "observed_data", "constant_data")
+
+
+def draws_frame(posterior: Posterior, num_samples: int, seed: Seed) -> "pyarrow.Table":
+    """One float64 column per number, with the provenance in the schema's metadata."""
+    import pyarrow
+
+    draws = posterior.sample(num_samples, seed=seed)
+    columns = {
+        label: np.ascontiguousarray(draws[parameter.name][(slice(None), *index)], np.float64)
+        for parameter in posterior.space.parameters
+        for index, label in parameter.elements()
+    }
+    return pyarrow.table(columns, metadata={"epvi": json.dumps(provenance(posterior))})
+
+
+def to_arviz(
+    posterior: Posterior, num_samples: int, num_chains: int, model: Any, rows: Any, seed: Seed
+) -> "xarray.DataTree":
+    """Draws in chains, and what the model says of the rows at them."""
+    try:
+        import arviz_base
+        import xarray
+    except ImportError:
+        raise EpviError("to_arviz needs ArviZ: install it with pip install 'epvi[arviz]'.") from None
+    chains = _chains(num_samples, num_chains)
+    key = as_key(seed)
+    theta = np.asarray(posterior.mixture.sample(num_samples, seed=key))
+    found = _replies(posterior, model, rows, theta, jax.random.fold_in(key, 1))
+    found[_POSTERIOR] = {**posterior.space.constrain(theta), **found.get(_POSTERIOR, {})}
+    groups = {group: _renamed(found[group]) for group in _GROUPS if found.get(group)}
+    row = _row_dimension(groups)
+    about = provenance(posterior)
+    made = {}
+    for group, data in groups.items():
+        sampled = group in _SAMPLED
+        made[group] = arviz_base.dict_to_dataset(
+            {name: value.reshape(*chains, *value.shape[1:]) if sampled else value for name, value in data.items()},
+            attrs=about if group == _POSTERIOR else {},
+            dims={} if group == _POSTERIOR else {name: [row] for name in data},
+            sample_dims=["chain", "draw"] if sampled else [],
+        )
+    tree = xarray.DataTree.from_dict(made)
+    tree.attrs = about
+    return tree
+
+
+def provenance(posterior: Posterior) -> dict[str, str | int]:
+    """Where the draws came from, in strings and whole numbers that every file format takes."""
+    product = posterior.choices.product
+    return {
+        "inference_library": "epvi",
+        "inference_library_version": __version__,
+        "num_rows": posterior.num_rows,
+        "stands_for": posterior.stands_for,
+        "num_shards": len(posterior.fits),
+        "shards": json.dumps([fit.label for fit in posterior.fits], ensure_ascii=False),
+        "product": "by size" if product is None else type(product).__name__,
+        "status": posterior.status.text,
+        "status_ok": int(posterior.status.ok),
+    }
+
+
+def _chains(num_samples: Any, num_chains: Any) -> tuple[int, int]:
+    num_samples, num_chains = at_least("num_samples", num_samples, 1), at_least("num_chains", num_chains, 1)
+    draws, left = divmod(num_samples, num_chains)
+    if left or draws < num_chains:
+        raise EpviError(
+            f"num_samples is {num_samples:,} for {num_chains:,} chains: pass a multiple of num_chains, with at least as"
+            " many draws in a chain as there are chains."
+        )
+    return num_chains, draws
+
+
+def _replies(
+    posterior: Posterior, model: Any, rows: Any, theta: np.ndarray, key: jax.Array
+) -> dict[str, dict[str, np.ndarray]]:
+    if model is None and rows is None:
+        return {}
+    if model is None or rows is None:
+        missing = "model" if model is None else "rows"
+        raise EpviError(f"to_arviz has no {missing}: pass model and rows together, or neither.")
+    if not hasattr(model, "replies"):
+        raise EpviError(f"model is a {type(model).__name__}: wrap it: epvi.Model(function).")
+    return model.replies(rows, posterior.space, theta, key)
+
+
+def _renamed(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Names that a tree of groups can hold: a slash would be a path."""
+    made = {name.replace("/", "."): value for name, value in data.items()}
+    taken = [name for name in ("chain", "draw") if name in made]
+    if taken or len(made) < len(data):
+        which = repr(taken[0]) if taken else "two names that differ by a slash and a dot only"
+        raise EpviError(f"the model has {which}, which ArviZ needs for itself: rename it in the model and its columns.")
+    return made
+
+
+def _row_dimension(groups: dict[str, dict[str, np.ndarray]]) -> str:
+    """A name for the dimension of rows that no variable has."""
+    row = "row"
+    while any(row in data for data in groups.values()):
+        row += "_"
+    return row

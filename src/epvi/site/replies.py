@@ -1,0 +1,195 @@
+"""What a model says of rows at draws of θ: the rows' log likelihoods, rows drawn anew, and what was observed.
+
+Takes the model's function or compiled programs, checked columns and draws; gives arrays by ArviZ's groups and names of
+sites, with the draws as the first axis and the rows as the next.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+from numpyro.infer import Predictive
+from numpyro.primitives import Messenger
+
+from epvi.errors import EpviError
+from epvi.float64 import promotion_allowed
+from epvi.site.density import Programs
+from epvi.site.inspection import FEW, MANY, run_abstract, take
+from epvi.site.rows import Columns
+from epvi.site.tracing import Site, failed, filled, given, is_factor, is_latent, one_trace, run
+from epvi.space import Space
+
+# Log likelihoods of rows by draws that are computed at once.
+_BLOCK = 2**20
+# Bytes that log likelihoods and rows drawn anew may take together.
+_MAX_BYTES = 2 * 10**9
+# What the log likelihood is called when the model does not have exactly one observed site.
+JOINT = "rows"
+
+Groups = dict[str, dict[str, np.ndarray]]
+
+
+class RowSites(NamedTuple):
+    """The sites that matter once a model is fitted.
+
+    `latent` are those without a value; `observed` those that draw rows, with the axis of rows of what they draw;
+    `columns` are observed values just as they are given; `shared` are deterministic sites without an axis of rows.
+    """
+
+    latent: tuple[str, ...]
+    observed: Mapping[str, int]
+    columns: tuple[str, ...]
+    shared: tuple[str, ...]
+
+
+def row_sites(function: Callable, fixed: Mapping[str, Any], columns: Columns) -> RowSites:
+    """Run the model on two numbers of rows: an axis that changes with them is an axis of rows."""
+    with jax.enable_x64(True):
+        many, few = (run_abstract(function, fixed, take(columns, n), value_of=filled).by_name for n in (MANY, FEW))
+    axes = {name: axis for name, site in many.items() if (axis := _row_axis(site, few.get(name))) is not None}
+    data = [name for name, s in many.items() if s["type"] == "sample" and s["is_observed"] and not is_factor(s)]
+    observed = {name: axes[name] for name in data if name in axes}
+    return RowSites(
+        tuple(name for name, site in many.items() if is_latent(site)),
+        observed,
+        tuple(column for name in observed for column in many[name]["columns"]),
+        tuple(name for name, site in many.items() if site["type"] == "deterministic" and name not in axes),
+    )
+
+
+def log_likelihoods(
+    programs: Programs, columns: Columns, theta: Float[np.ndarray, "S d"]
+) -> Iterator[Float[np.ndarray, "S _"]]:
+    """The log likelihoods of the rows at every draw, a block of rows after the other."""
+    n = num_rows(columns)
+    size = min(n, max(1, _BLOCK // len(theta)))
+    for start in range(0, n, size):
+        # The last block takes rows from the end again, so that all blocks have one shape.
+        first = min(start, n - size)
+        block = {name: column[first : first + size] for name, column in columns.items()}
+        with jax.enable_x64(True):
+            yield np.asarray(programs.rows()(jnp.asarray(theta), block))[:, start - first :]
+
+
+def drawn(
+    function: Callable,
+    fixed: Mapping[str, Any],
+    columns: Columns,
+    values: Mapping[str, np.ndarray],
+    observed: Collection[str],
+    key: jax.Array,
+) -> dict[str, np.ndarray]:
+    """Draws of what the model observes, and its deterministic sites, as from NumPyro's `Predictive`.
+
+    The model is given the observed columns too, since it may need them for its shapes; `observed` sites are drawn
+    nevertheless.
+    """
+    anew = _Anew(function, observed)
+    with one_trace, jax.enable_x64(True), promotion_allowed():
+        predictive = Predictive(anew, posterior_samples={name: jnp.asarray(value) for name, value in values.items()})
+        try:
+            made = predictive(key, **fixed, **{name: jnp.asarray(column) for name, column in columns.items()})
+        except Exception as error:
+            raise failed(error) from error
+    # Factors are observed but have nothing to show.
+    return {name: np.asarray(value) for name, value in made.items() if value.size}
+
+
+def density_replies(programs: Programs, columns: Columns, theta: Float[np.ndarray, "S d"], terms: int = 0) -> Groups:
+    """The rows' log likelihoods (S, n), and the columns; `terms` numbers per row will be drawn besides."""
+    n = num_rows(columns)
+    _check_budget(len(theta), n, 8 * (1 + terms))
+    logs = np.empty((len(theta), n))
+    done = 0
+    for block in log_likelihoods(programs, columns, theta):
+        logs[:, done : done + block.shape[1]] = block
+        done += block.shape[1]
+    return {"log_likelihood": {JOINT: logs}, "constant_data": dict(columns)}
+
+
+def function_replies(
+    function: Callable,
+    fixed: Mapping[str, Any],
+    programs: Programs,
+    columns: Columns,
+    theta: Float[np.ndarray, "S d"],
+    key: jax.Array,
+) -> Groups:
+    """The same with rows drawn anew (S, n, ...), the observed values (n, ...), and deterministic sites (S, ...)."""
+    sites = row_sites(function, fixed, columns)
+    groups = density_replies(programs, columns, theta, programs.target.terms)
+    values = programs.target.space.constrain(theta)
+    made = drawn(function, fixed, columns, values, sites.observed, key)
+    if len(sites.observed) == 1:
+        groups["log_likelihood"] = dict.fromkeys(sites.observed, groups["log_likelihood"][JOINT])
+    if sites.observed:
+        rows = {name: np.moveaxis(made[name], axis + 1, 1) for name, axis in sites.observed.items()}
+        groups["posterior_predictive"] = rows
+        groups["observed_data"] = _observed(function, fixed, columns, sites, {n: v[0] for n, v in values.items()})
+    groups["posterior"] = {name: made[name] for name in sites.shared if name in made}
+    told = (*sites.columns, *sites.observed)
+    groups["constant_data"] = {name: column for name, column in columns.items() if name not in told}
+    return groups
+
+
+def same_space(posterior: Space, model: Space) -> None:
+    """Refuse a model with other parameters than the posterior."""
+    if posterior.signature() != model.signature():
+        raise EpviError(
+            f"the posterior has the parameters ({posterior.describe()}) and the model ({model.describe()}):"
+            " pass the model that the posterior was fitted with."
+        )
+
+
+def num_rows(columns: Columns) -> int:
+    """The number of rows."""
+    return len(next(iter(columns.values())))
+
+
+class _Anew(Messenger):
+    """The named sites are drawn, whatever was observed."""
+
+    def __init__(self, function: Callable, names: Collection[str]) -> None:
+        super().__init__(function)
+        self.names = names
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and msg["name"] in self.names:
+            msg["is_observed"], msg["value"] = False, None
+
+
+def _row_axis(site: Site, other: Site | None) -> int | None:
+    """The axis of what the site draws or computes that changes with the number of rows."""
+    if other is None or site["type"] not in ("sample", "deterministic"):
+        return None
+    shape, smaller = _drawn_shape(site), _drawn_shape(other)
+    changed = [axis for axis, (a, b) in enumerate(zip(shape, smaller, strict=False)) if a != b]
+    return changed[0] if changed else None
+
+
+def _drawn_shape(site: Site) -> tuple[int, ...]:
+    return tuple(np.shape(site["value"]) if site["type"] == "deterministic" else site["fn"].shape())
+
+
+def _observed(
+    function: Callable, fixed: Mapping[str, Any], columns: Columns, sites: RowSites, values: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """The observed values as the model sees them, in the shape of what it draws."""
+    with jax.enable_x64(True):
+        arguments = {**fixed, **{name: jnp.asarray(column) for name, column in columns.items()}}
+        found = run(function, given(values), arguments, num_rows(columns), None).by_name
+        shaped = {name: jnp.broadcast_to(found[name]["value"], found[name]["fn"].shape()) for name in sites.observed}
+    return {name: np.moveaxis(np.asarray(value), sites.observed[name], 0) for name, value in shaped.items()}
+
+
+def _check_budget(num_samples: int, n: int, bytes_per_row: int) -> None:
+    need = num_samples * n * bytes_per_row
+    if need > _MAX_BYTES:
+        raise EpviError(
+            f"{num_samples:,} draws of {n:,} rows take {need / 1e9:.1f} GB, more than {_MAX_BYTES / 1e9:.3g}:"
+            f" pass num_samples of at most {max(1, _MAX_BYTES // (n * bytes_per_row)):,}, or at most"
+            f" {max(1, _MAX_BYTES // (num_samples * bytes_per_row)):,} of the rows."
+        )
