@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float
-from numpyro.distributions import constraints
 
 from epvi.errors import EpviError
 from epvi.float64 import ArrayLike
@@ -118,15 +117,9 @@ class Posterior:
             values = draws[parameter.name].reshape(num_samples, -1)
             names += [label for _, label in parameter.elements()]
             part = self.space.slices[parameter.name]
-            real = _is_real(parameter.support)
+            real = parameter.is_real
             means.append(exact_mean[part] if real else values.mean(axis=0))
             sds.append(exact_sd[part] if real else values.std(axis=0, ddof=1))
             found.append(np.quantile(values, quantiles, axis=0).T)
         moments = np.concatenate(means), np.concatenate(sds)
         return Summary(tuple(names), *moments, tuple(quantiles), np.concatenate(found))
-
-
-def _is_real(support: object) -> bool:
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint  # pyright: ignore[reportAttributeAccessIssue]
-    return support is constraints.real or type(support) is type(constraints.real)
