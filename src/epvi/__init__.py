@@ -2,7 +2,7 @@
 
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
-from epvi.hub import Posterior, Summary, combine
+from epvi.hub import Conflict, Posterior, Summary, combine
 from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
 from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
 from epvi.predict import log_predictive, predict
@@ -17,6 +17,7 @@ __all__ = [
     "NVI",
     "Anchored",
     "Chain",
+    "Conflict",
     "Diagonal",
     "EpviError",
     "Estimate",

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from epvi.errors import EpviError
 from epvi.float64 import ArrayLike
 from epvi.handover import ShardFit
+from epvi.hub.conflict import Conflict, conflict_between
 from epvi.hub.product import ProductMixture
 from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed
@@ -92,6 +93,10 @@ class Posterior:
             " hardly determines, such as scales, may be off. Compare with fewer shards."
         )
         return Status(self.product.status.ok, self.product.status.text + doubt)
+
+    def conflict(self, *, seed: Seed = 0) -> Conflict:
+        """Whether the shards agree: how far each is from the product of the others, and what it does to the result."""
+        return conflict_between(self.fits, self.mixture, self.space, seed=seed)
 
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]:
         """Independent draws of every parameter, constrained, of shape (num_samples, *shape)."""
