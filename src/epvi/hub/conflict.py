@@ -59,7 +59,7 @@ class Conflict:
             order = np.lexsort([-self.distance, ~self.flagged, self.num_rows == 0])[:_MOST_LINES]
         dof = f"distance ({len(self.names)} dof)"
         rows = [["", "shard", "rows", "information", dof, "farthest in", "z", "mean shift", "sd ratio"]]
-        rows += [self._line(int(m)) for m in order]
+        rows += [self._line(m) for m in order.tolist()]
         text = _lined_up(rows, left=(0, 1, 5))
         more = len(self.labels) - len(order)
         return f"{text}\n{f'(and {more:,} shards that are less far)' + chr(10) if more else ''}{self.status}"
@@ -90,7 +90,7 @@ class Conflict:
         if np.isnan(self.distance[m]):
             return str(self.status)
         rows = [["", "z", "mean shift", "sd ratio", "information"]]
-        for i in np.argsort(-np.abs(self.z[m]), kind="stable"):
+        for i in np.argsort(-np.abs(self.z[m]), kind="stable").tolist():
             rows.append([self.names[i], *self._cells(m, i), f"{100 * self.information[m, i]:.1f} %"])
         return _lined_up(rows, left=(0,))
 
@@ -153,7 +153,7 @@ def _verdict(report: Conflict, shards: list[Gaussian], centre: Float[np.ndarray,
     if len(judged) < 2:
         return Status(True, "nothing to compare: fewer than two shards have rows.")
     if not np.any(report.flagged):
-        m = judged[np.argmax(np.max(np.abs(report.z[judged]), axis=1))]
+        m = int(judged[np.argmax(np.max(np.abs(report.z[judged]), axis=1))])
         where = f"{abs(report.z[m, report.worst(m)]):.1f} sds from the others in {report.names[report.worst(m)]}"
         return Status(True, f"the {len(judged)} shards agree: the farthest, {report.labels[m]}, is {where}.")
     m = int(np.argmax(np.where(report.flagged, report.distance, -np.inf)))
@@ -200,7 +200,7 @@ def _mirrored(report: Conflict, shards: list[Gaussian], m: int, centre: Float[np
     def explains(turned: Bool[np.ndarray, " d"]) -> bool:
         left = distance_between(shards[m].mirrored(np.where(turned, -1.0, 1.0), centre), others)
         usual = _log_chi2_sf(np.array([left]), len(real))[0] >= level
-        return left < _PART * report.distance[m] and bool(usual or left < _NOTHING * report.distance[m])
+        return bool(left < _PART * report.distance[m] and (usual or left < _NOTHING * report.distance[m]))
 
     i = report.worst(m)
     if explains(real & (np.arange(len(real)) == i)):

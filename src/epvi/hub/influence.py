@@ -10,6 +10,7 @@ The sums of the others are made of those before and those after, so that O(M d³
 relative to the posterior's mean. A precision is kept as (d,) where no shard has more, and as (d, d) otherwise.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import solve_triangular
+from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessIssue]
 
 from epvi.float64 import AnyArray, in_float64
 from epvi.mixture import GaussianMixture, log_components, over_blocks
@@ -31,11 +32,29 @@ Packed = Float[np.ndarray, "..."]
 Vector = Float[np.ndarray, " d"]
 
 
-class Gaussian(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Gaussian:
     """A mean, relative to the posterior's, and a precision."""
 
     mean: Vector
     precision: Packed
+
+    @classmethod
+    def from_sums(cls, eta: Vector, precision: Packed) -> "Gaussian":
+        """With natural parameters η and Λ."""
+        half = _half(precision)
+        return cls(_times(half.T, _times(half, eta)), precision)
+
+    @functools.cached_property
+    def variances(self) -> Vector:
+        """The diagonal of Λ⁻¹ = L⁻ᵀ L⁻¹."""
+        half = _half(self.precision)
+        return half**2 if half.ndim == 1 else np.sum(half**2, axis=0)
+
+    @property
+    def eta(self) -> Vector:
+        """η = Λ μ."""
+        return _times(self.precision, self.mean)
 
     def mirrored(self, signs: Vector, centre: Vector) -> "Gaussian":
         """With the signs of some coordinates of θ turned."""
@@ -69,27 +88,30 @@ def leave_one_out(shards: Sequence[Gaussian]) -> Influence:
     if len(shards) < 2:
         unknown = np.full_like(information, np.nan)
         return Influence(unknown, unknown, unknown, information, unknown[:, 0])
-    sd = np.sqrt(_variances(_half(total.precision)))
+    half, sd = _half(total.precision), np.sqrt(total.variances)
     z, mean_shift, sd_ratio, distance = [], [], [], []
     for shard, others in zip(shards, _others(shards), strict=True):
-        own, rest = _variances(_half(shard.precision)), _variances(_half(others.precision))
-        z.append((shard.mean - others.mean) / np.sqrt(own + rest))
+        z.append((shard.mean - others.mean) / np.sqrt(shard.variances + others.variances))
         mean_shift.append((total.mean - others.mean) / sd)
-        sd_ratio.append(np.sqrt(rest) / sd)
-        distance.append(distance_between(shard, others))
+        sd_ratio.append(np.sqrt(others.variances) / sd)
+        distance.append(_distance(shard, others, half))
     return Influence(np.stack(z), np.stack(mean_shift), np.stack(sd_ratio), information, np.asarray(distance))
 
 
 def product(shards: Sequence[Gaussian]) -> Gaussian:
     """The Gaussian with Λ = Σ Λ_m and η = Σ η_m."""
-    return _from_sums(
-        functools.reduce(np.add, map(_eta, shards)), functools.reduce(np.add, [s.precision for s in shards])
-    )
+    precision = functools.reduce(np.add, [shard.precision for shard in shards])
+    return Gaussian.from_sums(functools.reduce(np.add, [shard.eta for shard in shards]), precision)
 
 
 def distance_between(a: Gaussian, b: Gaussian) -> float:
-    """δᵀ(Σ_a + Σ_b)⁻¹δ with δ = μ_a − μ_b, as the inner product of two half-solves with Λ_a + Λ_b."""
-    delta, half = a.mean - b.mean, _half(a.precision + b.precision)
+    """δᵀ(Σ_a + Σ_b)⁻¹δ with δ = μ_a − μ_b."""
+    return _distance(a, b, _half(a.precision + b.precision))
+
+
+def _distance(a: Gaussian, b: Gaussian, half: Packed) -> float:
+    # (Σ_a + Σ_b)⁻¹ = Λ_a (Λ_a + Λ_b)⁻¹ Λ_b: two half-solves, and no covariance is added up.
+    delta = a.mean - b.mean
     return float(_times(half, _times(a.precision, delta)) @ _times(half, _times(b.precision, delta)))
 
 
@@ -104,7 +126,7 @@ def _as_gaussian(mixture: GaussianMixture, draws: Float[np.ndarray, "n d"], cent
         return Gaussian(means[0], precisions[0])
     weights = np.mean(_responsibilities(mixture, draws), axis=0)
     etas = np.stack([_times(precision, mean) for precision, mean in zip(precisions, means, strict=True)])
-    return _from_sums(weights @ etas, np.tensordot(weights, precisions, axes=1))
+    return Gaussian.from_sums(weights @ etas, np.tensordot(weights, precisions, axes=1))
 
 
 @in_float64
@@ -119,21 +141,12 @@ def _others(shards: Sequence[Gaussian]) -> Iterator[Gaussian]:
     after = [nothing]
     for shard in shards[:0:-1]:
         eta, precision = after[-1]
-        after.append((eta + _eta(shard), precision + shard.precision))
+        after.append((eta + shard.eta, precision + shard.precision))
     eta, precision = nothing
     for shard in shards:
         later_eta, later_precision = after.pop()
-        yield _from_sums(eta + later_eta, precision + later_precision)
-        eta, precision = eta + _eta(shard), precision + shard.precision
-
-
-def _from_sums(eta: Vector, precision: Packed) -> Gaussian:
-    half = _half(precision)
-    return Gaussian(_times(half.T, _times(half, eta)), precision)
-
-
-def _eta(shard: Gaussian) -> Vector:
-    return _times(shard.precision, shard.mean)
+        yield Gaussian.from_sums(eta + later_eta, precision + later_precision)
+        eta, precision = eta + shard.eta, precision + shard.precision
 
 
 # What differs between precisions (d,) and (d, d).
@@ -143,12 +156,7 @@ def _half(precision: Packed) -> Packed:
     """L⁻¹ with Λ = L Lᵀ."""
     if precision.ndim == 1:
         return precision**-0.5
-    return solve_triangular(np.linalg.cholesky(precision), np.eye(len(precision)), lower=True)
-
-
-def _variances(half: Packed) -> Vector:
-    """The diagonal of Λ⁻¹ = L⁻ᵀ L⁻¹."""
-    return half**2 if half.ndim == 1 else np.sum(half**2, axis=0)
+    return dtrtri(np.linalg.cholesky(precision), lower=1)[0]
 
 
 def _times(packed: Packed, x: Vector) -> Vector:
