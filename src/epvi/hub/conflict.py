@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.special import gammaln
-from scipy.stats import chi2, norm
+from scipy.special import chdtrc, gammaln, log_ndtr
 
 from epvi.alignment import aligned
 from epvi.errors import EpviError
@@ -60,9 +59,9 @@ class Conflict:
         dof = f"distance ({len(self.names)} dof)"
         rows = [["", "shard", "rows", "information", dof, "farthest in", "z", "mean shift", "sd ratio"]]
         rows += [self._line(m) for m in order.tolist()]
-        text = _lined_up(rows, left=(0, 1, 5))
-        more = len(self.labels) - len(order)
-        return f"{text}\n{f'(and {more:,} shards that are less far)' + chr(10) if more else ''}{self.status}"
+        hidden = len(self.labels) - len(order)
+        more = [f"(and {hidden:,} shards that are less far)"] if hidden else []
+        return "\n".join([_lined_up(rows, left=(0, 1, 5)), *more, str(self.status)])
 
     __repr__ = __str__
 
@@ -85,7 +84,8 @@ class Conflict:
         """The table of all parameters of one shard, by its number or label, the farthest first."""
         listed = self.labels if isinstance(which, str) else self.shards
         if which not in listed:
-            raise EpviError(f"there is no shard {which!r}: pass one of {', '.join(map(str, listed[:_MOST_LINES]))}.")
+            some = ", ".join(map(str, listed[:3])) + (", ..." if len(listed) > 3 else "")
+            raise EpviError(f"there is no shard {which!r}: pass a number or a label from the table ({some}).")
         m = listed.index(which)
         if np.isnan(self.distance[m]):
             return str(self.status)
@@ -137,13 +137,13 @@ def _flagged(found: Influence, judged: Bool[np.ndarray, " M"]) -> Bool[np.ndarra
     count, dim = int(np.count_nonzero(judged)), found.z.shape[1]
     if count < 2:
         return np.zeros(len(judged), bool)
-    log_p = np.minimum(np.log(2) + np.min(norm.logsf(np.abs(found.z)), axis=1), _log_chi2_sf(found.distance, dim))
+    log_p = np.minimum(np.log(2) + np.min(log_ndtr(-np.abs(found.z)), axis=1), _log_chi2_sf(found.distance, dim))
     return judged & (log_p < _log_level(count, dim))
 
 
 def _log_chi2_sf(distance: Float[np.ndarray, " M"], dim: int) -> Float[np.ndarray, " M"]:
     """The log p-value, by the first term of the continued fraction of Γ(a, x) where p underflows."""
-    p, a, x = np.asarray(chi2.sf(distance, dim)), dim / 2, distance / 2
+    p, a, x = np.asarray(chdtrc(dim, distance)), dim / 2, distance / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(p > 1e-290, np.log(p), a * np.log(x) - x - gammaln(a) - np.log(x + 1 - a))
 
