@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from epvi.errors import EpviError
     from epvi.files import load
     from epvi.handover import Provenance, ShardFit
-    from epvi.hub import Posterior, Summary, combine
+    from epvi.hub import Conflict, Posterior, Summary, combine
     from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
     from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.prediction import log_predictive, predict
@@ -23,7 +23,7 @@ _ROOMS = {
     "epvi.errors": ["EpviError"],
     "epvi.files": ["load"],
     "epvi.handover": ["Provenance", "ShardFit"],
-    "epvi.hub": ["Posterior", "Summary", "combine"],
+    "epvi.hub": ["Conflict", "Posterior", "Summary", "combine"],
     "epvi.hub.product": ["Anchored", "Chain", "Exact", "ProductMixture", "Subset", "multiply"],
     "epvi.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
     "epvi.prediction": ["log_predictive", "predict"],
@@ -38,6 +38,7 @@ __all__ = [
     "NVI",
     "Anchored",
     "Chain",
+    "Conflict",
     "Diagonal",
     "EpviError",
     "Estimate",

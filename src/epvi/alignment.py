@@ -35,3 +35,32 @@ def relabelled(mixture: GaussianMixture, orders: Sequence[np.ndarray]) -> Gaussi
     elif mixture.structure.rank == 2:
         covariances = np.stack([c[np.ix_(order, order)] for c, order in zip(covariances, orders, strict=True)])
     return GaussianMixture.from_covariances(means, covariances, mixture.weights)
+
+
+def aligned(space: Space, mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
+    """The shards' mixtures, every component relabelled to be nearest to what the shards before it agreed on."""
+    if not space.exchangeable:
+        return list(mixtures)
+    mean, precision = None, np.zeros(space.dim)
+    made = []
+    for mixture in mixtures:
+        means = np.asarray(mixture.means)
+        precisions = 1 / np.broadcast_to(_variances(mixture), means.shape)
+        heaviest = int(np.argmax(mixture.log_weights))
+        if mean is None:
+            mean, precision = means[heaviest], precisions[heaviest]
+        orders = [order_like(space, theta, mean, precision) for theta in means]
+        if made:
+            order = orders[heaviest]
+            total = precision + precisions[heaviest][order]
+            mean = mean + (precisions[heaviest][order] / total) * (means[heaviest][order] - mean)
+            precision = total
+        made.append(relabelled(mixture, orders))
+    return made
+
+
+def _variances(mixture: GaussianMixture) -> np.ndarray:
+    covariances = np.asarray(mixture.covariances())
+    if covariances.ndim == 3:
+        return np.diagonal(covariances, axis1=1, axis2=2)
+    return covariances[:, None] if covariances.ndim == 1 else covariances

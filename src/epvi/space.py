@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
 
 from epvi import validation
 from epvi.errors import EpviError
@@ -46,6 +46,14 @@ class Parameter:
     def size(self) -> int:
         """How many coordinates of θ it takes."""
         return math.prod(self.flat_shape)
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the value is its unconstrained numbers, one for one."""
+        support = self.support
+        while hasattr(support, "base_constraint"):
+            support = support.base_constraint
+        return support is constraints.real or type(support) is type(constraints.real)
 
     def treats_alike(self) -> bool:
         """Whether permuting the value along its leading axis permutes its unconstrained numbers likewise."""

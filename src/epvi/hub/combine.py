@@ -4,21 +4,18 @@ Takes the fits of all shards in any order; checks that their shares make up the 
 parameters into one order, and multiplies the mixtures.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import jax
-import numpy as np
 
-from epvi.alignment import order_like, relabelled
+from epvi.alignment import aligned
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
 from epvi.hub.belonging import check_belonging
 from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import multiply
 from epvi.hub.product.result import Product
-from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed, as_key
-from epvi.space import Space
 
 # Shard m uses the m-th key; the product's is out of their reach.
 _PRODUCT_KEY = 2**31 + 1
@@ -39,33 +36,6 @@ def combine(
     key = as_key(seed)
     made = multiply(mixtures, product, seed=jax.random.fold_in(key, _PRODUCT_KEY))
     return Posterior(made, fits[0].space, tuple(fits), Choices(product, tuple(jax.random.key_data(key).tolist())))
-
-
-def aligned(space: Space, mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
-    """Every component relabelled to be nearest to what the shards before it agreed on."""
-    mean, precision = None, np.zeros(space.dim)
-    made = []
-    for mixture in mixtures:
-        means = np.asarray(mixture.means)
-        precisions = 1 / np.broadcast_to(_variances(mixture), means.shape)
-        heaviest = int(np.argmax(mixture.log_weights))
-        if mean is None:
-            mean, precision = means[heaviest], precisions[heaviest]
-        orders = [order_like(space, theta, mean, precision) for theta in means]
-        if made:
-            order = orders[heaviest]
-            total = precision + precisions[heaviest][order]
-            mean = mean + (precisions[heaviest][order] / total) * (means[heaviest][order] - mean)
-            precision = total
-        made.append(relabelled(mixture, orders))
-    return made
-
-
-def _variances(mixture: GaussianMixture) -> np.ndarray:
-    covariances = np.asarray(mixture.covariances())
-    if covariances.ndim == 3:
-        return np.diagonal(covariances, axis1=1, axis2=2)
-    return covariances[:, None] if covariances.ndim == 1 else covariances
 
 
 def _sorted(fits: Iterable[ShardFit]) -> list[ShardFit]:

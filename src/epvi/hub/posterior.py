@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
-from numpyro.distributions import constraints
 
 from epvi import envelope
 from epvi.errors import EpviError
 from epvi.float64 import ArrayLike
 from epvi.handover import ShardFit
 from epvi.hub.belonging import missing_shards, numbered
+from epvi.hub.conflict import Conflict, conflict_between
 from epvi.hub.product import ProductMixture
 from epvi.hub.product.result import Product
 from epvi.mixture import GaussianMixture
@@ -126,7 +126,7 @@ class Posterior:
         )
         return Status(self.product.status.ok, self.product.status.text + doubt)
 
-    def update(self, fit: ShardFit) -> "Posterior":
+    def update(self, fit: ShardFit, *, accept_unconverged: bool = False) -> "Posterior":
         """The posterior with a late shard's fit in it, and without what stood in for that shard."""
         # The door opens both ways: combining makes posteriors.
         from epvi.hub.combine import combine
@@ -134,15 +134,20 @@ class Posterior:
         if not isinstance(fit, ShardFit):
             raise EpviError(f"fit is a {type(fit).__name__}: pass what epvi.fit_shard or epvi.load gives.")
         others = [other for other in self.fits if not (other.is_stand_in and other.shard == fit.shard)]
-        accepted = any(not other.status.ok for other in others)
+        # Those that are in it were accepted when they came.
+        accept = accept_unconverged or (fit.status.ok and any(not other.status.ok for other in others))
         seed = np.asarray(self.choices.key, np.uint32)
-        return combine([*others, fit], self.choices.product, accept_unconverged=accepted and fit.status.ok, seed=seed)
+        return combine([*others, fit], self.choices.product, accept_unconverged=accept, seed=seed)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, with the shards' fits, whole or not at all."""
         from epvi.hub.stored import pack_posterior
 
         return envelope.save(path, pack_posterior(self))
+
+    def conflict(self, *, seed: Seed = 0) -> Conflict:
+        """Whether the shards agree: how far each is from the product of the others, and what it does to the result."""
+        return conflict_between(self.fits, self.mixture, self.space, seed=seed)
 
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]:
         """Independent draws of every parameter, constrained, of shape (num_samples, *shape)."""
@@ -168,7 +173,7 @@ class Posterior:
             values = draws[parameter.name].reshape(num_samples, -1)
             names += [label for _, label in parameter.elements()]
             part = self.space.slices[parameter.name]
-            real = _is_real(parameter.support)
+            real = parameter.is_real
             means.append(exact_mean[part] if real else values.mean(axis=0))
             sds.append(exact_sd[part] if real else values.std(axis=0, ddof=1))
             found.append(np.quantile(values, quantiles, axis=0).T)
@@ -198,9 +203,3 @@ class Posterior:
         from epvi.hub.export import to_arviz
 
         return to_arviz(self, num_samples, num_chains, model, rows, seed)
-
-
-def _is_real(support: object) -> bool:
-    while hasattr(support, "base_constraint"):
-        support = support.base_constraint  # pyright: ignore[reportAttributeAccessIssue]
-    return support is constraints.real or type(support) is type(constraints.real)
