@@ -7,7 +7,7 @@ from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, mul
 from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
 from epvi.predict import log_predictive, predict
 from epvi.run import ShardError, fit
-from epvi.site import NVI, Model, fit_shard
+from epvi.site import NVI, Model, Rows, fit_shard
 from epvi.space import Parameter, Space
 from epvi.structure import Diagonal, Full, Spherical
 
@@ -28,6 +28,7 @@ __all__ = [
     "Parameter",
     "Posterior",
     "ProductMixture",
+    "Rows",
     "ShardError",
     "ShardFit",
     "Space",

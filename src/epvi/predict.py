@@ -15,7 +15,7 @@ from epvi.hub.posterior import Posterior
 from epvi.seeds import Seed, as_key
 from epvi.site.inspection import what_is_observed
 from epvi.site.model import DensityModel, Model
-from epvi.site.rows import as_columns
+from epvi.site.recipe import read_rows, with_constants
 from epvi.site.shard import as_model
 from epvi.site.tracing import failed, one_trace
 from epvi.space import Space
@@ -24,13 +24,15 @@ from epvi.validation import at_least
 # Log likelihoods of rows by draws that are held at once.
 _BLOCK = 2**20
 
+_OF_THE_FIT = "pass those that the model was fitted with, standardise={column: (centre, scale)}."
+
 
 def log_predictive(
     model: Model | Callable, posterior: Posterior, rows: Any, *, num_samples: int = 1000, seed: Seed = 0
 ) -> float:
     """The mean over rows of log (1/S) Σ_s p(row | θ_s), with S draws of the posterior: the held-out log likelihood."""
     _check_posterior(posterior)
-    model, columns = as_model(model), as_columns(rows)
+    model, columns = as_model(model), read_rows(with_constants(rows, _OF_THE_FIT)).columns
     programs = model.programs(columns)
     _same_space(posterior, programs.target.space)
     draws = posterior.mixture.sample(at_least("num_samples", num_samples, 1), seed=seed)
@@ -56,9 +58,10 @@ def predict(
     Every array has shape (num_samples, ...), as from NumPyro's `Predictive`.
     """
     _check_posterior(posterior)
-    model, columns = as_model(model), as_columns(rows)
+    model = as_model(model)
     if isinstance(model, DensityModel):
         raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
+    columns = read_rows(with_constants(rows, _OF_THE_FIT), optional=model.optional).columns
     model.columns(list(columns))
     observed, latent = what_is_observed(model.function, model.fixed, columns)
     strange = [name for name in posterior.space.by_name if name not in latent]

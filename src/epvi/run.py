@@ -29,7 +29,8 @@ from epvi.seeds import Seed, as_key
 from epvi.site.density import block_size
 from epvi.site.inference import Inference
 from epvi.site.model import Model
-from epvi.site.rows import Columns, Split, as_columns, raw_columns, split_by, split_evenly
+from epvi.site.recipe import read_rows
+from epvi.site.rows import Columns, Split, split_by, split_evenly
 from epvi.site.shard import Part, as_inference, as_model
 from epvi.worker import HeldRows, Job, MappedRows, run_shard
 
@@ -61,8 +62,9 @@ def fit(
 ) -> Posterior:
     """The posterior of all rows, from `shards` parts that are fitted independently of each other.
 
-    `rows` is a mapping of columns, one entry per row in each. They are shuffled before they are split, unless
-    `shuffle=False` (then shards are runs of rows in their order) or `by` names a column with one value per shard.
+    `rows` is a mapping of columns with one entry per row in each, a data frame, a path or glob, or `Rows`. They are
+    shuffled before they are split, unless `shuffle=False` (then shards are runs of rows in their order) or `by` names a
+    column with one value per shard.
     `inference` fits a shard (`NVI()`), `product` multiplies the fits (as in `multiply`). `executor` is any
     `concurrent.futures.Executor`, or a number of processes of epvi's own pool (all cores unless said). The same seed
     gives the same answer for any number of workers. `progress` shows a bar (on a terminal, unless said).
@@ -114,23 +116,17 @@ def _split(
     model: Model, rows: Any, shards: int | None, by: str | None, shuffle: bool, key: jax.Array
 ) -> tuple[Columns, Split]:
     """Checked columns for the model, and which rows go where."""
-    raw = raw_columns(rows)
     if by is not None and not isinstance(by, str):
         raise EpviError(f"by is {by!r}: pass the name of one column.")
     if (by is None) == (shards is None):
         raise EpviError('pass either shards=8 or by="column": how many parts there are, or which column names them.')
-    if shards is not None:
-        columns = as_columns(raw)
-        model.columns(list(columns))
-        n = len(next(iter(columns.values())))
-        return columns, split_evenly(n, shards, shuffle=shuffle, key=jax.random.fold_in(key, _SPLIT_KEY))
-    assert by is not None
-    split = split_by(raw, by)
-    columns = as_columns({name: column for name, column in raw.items() if name != by or model.takes(by)})
-    n = len(next(iter(columns.values())))
-    if n != split.bounds[-1]:
-        raise EpviError(f"column {by!r} has {split.bounds[-1]:,} entries and the others {n:,}: one per row in each.")
-    return columns, split
+    table = read_rows(rows, by, keep=by is not None and model.takes(by))
+    if by is not None:
+        return table.columns, split_by(table.extra, by)
+    assert shards is not None
+    model.columns(list(table.columns))
+    key = jax.random.fold_in(key, _SPLIT_KEY)
+    return table.columns, split_evenly(table.num_rows, shards, shuffle=shuffle, key=key)
 
 
 def _as_bytes(model: Model) -> bytes:

@@ -82,6 +82,11 @@ class Model:
         """Whether a column of this name is an argument."""
         return name not in self.fixed and (name in self._named() or self._takes_anything)
 
+    @property
+    def optional(self) -> list[str]:
+        """The columns that rows may lack."""
+        return [name for name in self._named() if self._arguments[name].default is not inspect.Parameter.empty]
+
     def _named(self) -> list[str]:
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         return [name for name, a in self._arguments.items() if name not in self.fixed and a.kind not in kinds]

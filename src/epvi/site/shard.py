@@ -15,10 +15,13 @@ from epvi.site.density import Programs, Subposterior, block_size
 from epvi.site.inference import Inference, Report
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
-from epvi.site.rows import Columns, as_columns
+from epvi.site.recipe import read_rows, with_constants
+from epvi.site.rows import Columns
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.
 _COMMON_KEY = 0
+
+_ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
 
 
 def fit_shard(
@@ -36,7 +39,7 @@ def fit_shard(
     """
     model, inference = as_model(model), as_inference(inference)
     index, num_shards = parse_shard(shard)
-    columns = as_columns(rows)
+    columns = read_rows(with_constants(rows, _ONE_SITE)).columns
     programs = model.programs(columns)
     programs.target.check(columns)
     n = len(next(iter(columns.values())))
