@@ -62,6 +62,10 @@ def logistic(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
+def shifted(x, offset=None, y=None):
+    logistic(x if offset is None else x + offset[:, None], y)
+
+
 MODEL = epvi.Model(logistic)
 
 
@@ -91,7 +95,7 @@ def test_rows_with_missing_values_are_refused_or_dropped_and_counted(heart):
     np.testing.assert_array_equal(table.columns["x"], [[63, 233], [67, 286], [67, 229], [41, 204.5]])
     np.testing.assert_array_equal(table.columns["y"], [1, 1, 1, 0])
     assert table.columns["y"].dtype == np.int64
-    assert [value.strip() for value in table.extra["cp"]] == ["typical", "asymptomatic", "asymptomatic", "atypical"]
+    assert table.extra["cp"].tolist() == ["typical", "asymptomatic", "asymptomatic", "atypical"]
 
 
 @pytest.mark.parametrize("word", ["", "NA", "NaN", "nan", "null", "?", " NA", '"NA"'])
@@ -167,6 +171,10 @@ def test_files_of_a_glob_are_joined_in_sorted_order(tmp_path):
     (tmp_path / "part-3.csv").write_text("x,y\n1,2\n,3\n")
     refused(lambda: read_rows(tmp_path / "part-*.csv"), "'x' of file '.*part-3.csv' has 1 missing")
     assert Rows(tmp_path / "part-*.csv", drop_missing=True).read().num_rows == 7
+    (tmp_path / "part-3.csv").write_text("x,y\n")
+    coded = Rows(tmp_path / "part-*.csv", x=["x"], y="y", levels={"y": [0, 1, 2, 10, 20]}).read(also="y")
+    assert coded.columns["y"].tolist() == [0, 0, 1, 3, 2, 4]
+    assert coded.extra["y"].astype(int).tolist() == [0, 0, 1, 10, 2, 20]
 
 
 def test_matrices_of_an_archive_are_taken_as_they_are(tmp_path):
@@ -236,6 +244,12 @@ def test_numbers_are_levels_too():
     )
 
 
+def test_an_indicator_keeps_its_place_beside_a_column_of_its_name():
+    source = {"cp": [1, 2], "cp=2": [7.0, 8.0]}
+    for x, expected in ((["cp=2", "cp"], [[7, 0], [8, 1]]), (["cp", "cp=2"], [[0, 7], [1, 8]])):
+        np.testing.assert_array_equal(Rows(source, x=x, levels={"cp": [1, 2]}).read().columns["x"], expected)
+
+
 def test_text_levels_are_found_in_a_csv_of_numbers(tmp_path):
     (tmp_path / "a.csv").write_text("site,y\n01,1\n1,2\n")
     assert Rows(tmp_path / "a.csv", levels={"site": ["1", "01"]}).read().columns["site"].tolist() == [1, 0]
@@ -284,7 +298,7 @@ def test_byte_order_marks_and_windows_lines_do_no_harm(tmp_path):
 
 BAD_FILES = {
     "empty.csv": ("", "file '.*empty.csv' is empty"),
-    "header.csv": ("a,b\n", "file '.*header.csv' has zero rows"),
+    "header.csv": ("a,b\n", "file '.*header.csv' has zero rows: it needs at least one"),
     "blank.csv": ("\n\n", "file '.*blank.csv' has no columns"),
     "semicolons.csv": ("a;b\n1;2\n", "file '.*semicolons.csv' has semicolons between its columns: save it with commas"),
     "tabs.csv": ("a\tb\n1\t2\n", "has tabs between"),
@@ -376,6 +390,10 @@ BAD_OPTIONS = {
     "mixed levels": ({"x": "a", "levels": {"a": [1, "v"]}}, "levels of column 'a': .* all of them text or all numbers"),
     "a level twice": ({"x": "a", "levels": {"a": ["u", "u "]}}, "levels of column 'a' name one level twice"),
     "a number twice": ({"x": "a", "levels": {"a": [1, 2, 1.0]}}, "levels of column 'a' name one level twice"),
+    "missing": (
+        {"x": "a", "levels": {"a": ["EU", "NA"]}},
+        "levels of column 'a' have one of NA, .* which mean missing",
+    ),
     "no number": ({"x": "a", "levels": {"a": [1, np.nan]}}, "levels of column 'a' have one that is not finite"),
     "limits the wrong way": ({"x": "a", "limits": {"a": (2, 1)}}, r"limits of column 'a' are \(2, 1\): pass \(lowest"),
     "no limits": ({"x": "a", "limits": {"a": (None, None)}}, "limits of column 'a'"),
@@ -406,7 +424,8 @@ def test_data_frames_with_missing_values_and_odd_columns():
     refused(lambda: read_rows(pd.DataFrame({0: [1]})), "a column of the data is named 0")
     refused(lambda: read_rows(pd.DataFrame({"a": [1, "b"]})), "the data frame cannot be read")
     refused(
-        lambda: Rows({"a": [None, None]}, drop_missing=True).read(), "no row of the data is left: all 2 lack a value"
+        lambda: Rows({"a": [None, None]}, drop_missing=True).read(),
+        "no row of the data is left: all 2 lack a value",
     )
     masked = np.ma.masked_array([1, 2, 3], [False, True, False])
     assert Rows({"a": masked}, drop_missing=True).read().columns["a"].tolist() == [1, 3]
@@ -445,6 +464,8 @@ def test_rows_to_predict_need_no_observed_column(tmp_path):
     np.testing.assert_array_equal(draws["y"], expected["y"])
     new = Rows(tmp_path / "new.csv", x=["a", "c"], y="y")
     refused(lambda: epvi.predict(MODEL, posterior, new), "new.csv' has no column 'c'")
+    new = Rows(tmp_path / "new.csv", x=["a", "b"], offset="days", y="y")
+    refused(lambda: epvi.predict(shifted, posterior, new), "the rows have no column 'days', of which offset is made")
     refused(lambda: epvi.log_predictive(MODEL, posterior, Rows(tmp_path / "new.csv", x=["a"], y="y")), "no column 'y'")
 
 

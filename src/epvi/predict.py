@@ -13,6 +13,7 @@ from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.hub.posterior import Posterior
 from epvi.seeds import Seed, as_key
+from epvi.site.assembly import Table
 from epvi.site.inspection import what_is_observed
 from epvi.site.model import DensityModel, Model
 from epvi.site.recipe import read_rows, with_constants
@@ -61,9 +62,16 @@ def predict(
     model = as_model(model)
     if isinstance(model, DensityModel):
         raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
-    columns = read_rows(with_constants(rows, _OF_THE_FIT), optional=model.optional).columns
+    table = read_rows(with_constants(rows, _OF_THE_FIT), optional=model.optional)
+    columns = table.columns
     model.columns(list(columns))
-    observed, latent = what_is_observed(model.function, model.fixed, columns)
+    observed, latent = what_is_observed(model.function, model.fixed, {**columns, **_stand_ins(table)})
+    for argument in table.left_out:
+        if argument.name not in observed:
+            raise EpviError(
+                f"the rows have no column {argument.sources[0]!r}, of which {argument.name} is made: only what the"
+                " model observes can be left out."
+            )
     strange = [name for name in posterior.space.by_name if name not in latent]
     if strange:
         raise EpviError(
@@ -84,6 +92,14 @@ def predict(
             raise failed(error) from error
     # Factors are observed but have nothing to show.
     return {name: np.asarray(value) for name, value in made.items() if value.size}
+
+
+def _stand_ins(table: Table) -> dict[str, np.ndarray]:
+    """Columns of the right shape for arguments that were left out, to see whether they are what the model observes."""
+    return {
+        argument.name: np.zeros((table.num_rows, len(argument.sources)) if argument.is_matrix else table.num_rows)
+        for argument in table.left_out
+    }
 
 
 def _check_posterior(posterior: Any) -> None:

@@ -47,11 +47,16 @@ class Plan:
         """The names of the argument's columns: source columns, or one per level but the first."""
         if not argument.is_matrix:
             return argument.sources
-        listed = [
-            [f"{name}={level}" for level in self.names[name][1:]] if name in self.names else [name]
-            for name in argument.sources
-        ]
-        return tuple(name for names in listed for name in names)
+        return tuple(name for source in argument.sources for name in self._columns(source))
+
+    def _columns(self, source: str) -> list[str]:
+        if source not in self.names:
+            return [source]
+        return [f"{source}={level}" for level in self.names[source][1:]]
+
+    def place(self, argument: Argument, source: str) -> int:
+        """Where a source's columns begin in an argument's matrix."""
+        return sum(len(self._columns(one)) for one in argument.sources[: argument.sources.index(source)])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +64,8 @@ class Table:
     """Rows that were read: columns by argument, and what they were made of.
 
     `sources` has the source columns behind each argument, `standardised` the (centre, scale) that were applied,
-    `levels` the categories, `dropped` how many rows lacked a value, and `extra` a further column as it was.
+    `levels` the categories, `dropped` how many rows lacked a value, `extra` a further column as it was, and
+    `left_out` the arguments that could be left out because the source has none of their columns.
     """
 
     columns: Columns
@@ -68,6 +74,7 @@ class Table:
     levels: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     dropped: int = 0
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    left_out: tuple[Argument, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -77,32 +84,24 @@ class Table:
 
 def assemble(parts: list[Part], plan: Plan, also: str | None) -> Table:
     """Read what the plan needs and make the arguments."""
+    import pyarrow
+
     wanted = plan.sources()
     wanted += [also] if also is not None and also not in wanted else []
     loaded = load(parts, wanted, plan.codes, plan.drop_missing)
     extra = {} if also is None else {also: loaded.unchanged(also)}
     columns, standardised = _arguments(loaded, plan)
-    try:
-        columns = as_columns(columns, parts[0].said)
-    except EpviError:
-        if not loaded.dropped:
-            raise
-        raise EpviError(
-            f"no row of {parts[0].said} is left: all {loaded.dropped:,} lack a value in some column that is used."
-        ) from None
+    # What source columns took goes back to the system; Arrow would keep it for its next table.
+    pyarrow.default_memory_pool().release_unused()
     used = {name: plan.names[name] for name in plan.sources() if name in plan.names}
     made_of = {argument.name: plan.made_of(argument) for argument in plan.arguments}
-    return Table(columns, made_of, standardised, used, loaded.dropped, extra)
+    return Table(as_columns(columns), made_of, standardised, used, loaded.dropped, extra)
 
 
 def _arguments(loaded: Loaded, plan: Plan) -> tuple[Columns, dict[str, tuple[float, float]]]:
-    num_rows = sum(
-        len(piece) if keep is None else int(np.count_nonzero(keep))
-        for piece, keep in zip(next(iter(loaded.pieces.values())), loaded.keep, strict=True)
-    )
     columns: Columns = {
         argument.name: np.empty(
-            (num_rows, len(plan.made_of(argument))) if argument.is_matrix else 0, _dtype(loaded, plan, argument)
+            (loaded.num_rows, len(plan.made_of(argument))) if argument.is_matrix else 0, _dtype(loaded, plan, argument)
         )
         for argument in plan.arguments
     }
@@ -114,7 +113,7 @@ def _arguments(loaded: Loaded, plan: Plan) -> tuple[Columns, dict[str, tuple[flo
         else:
             values = loaded.numbers(name, plan.limits.get(name))
             units = plan.units.get(name)
-            if plan.own_units and name in in_matrices and num_rows:
+            if plan.own_units and name in in_matrices:
                 units = own_units(name, values)
             if units is not None:
                 standardised[name] = units
@@ -139,12 +138,10 @@ def _place(name: str, values: np.ndarray, columns: Columns, plan: Plan) -> None:
         if not argument.is_matrix:
             columns[argument.name] = values
             continue
-        made_of = plan.made_of(argument)
-        matrix = columns[argument.name]
+        matrix, start = columns[argument.name], plan.place(argument, name)
         if name not in plan.codes:
-            matrix[:, made_of.index(name)] = values
+            matrix[:, start] = values
             continue
-        start = made_of.index(f"{name}={plan.names[name][1]}")
         for code in range(1, len(plan.names[name])):
             matrix[:, start + code - 1] = values == code
 

@@ -21,7 +21,7 @@ Cells: TypeAlias = Any
 NUMBERS, TRUTHS, TEXT, DATES, NOTHING = "numbers", "truth values", "text", "dates or times", "no values"
 
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-_COMMAS = r"^\s*[+-]?\d+([.,' ]\d{3})*(,\d+)?\s*$"
+_COMMAS = r"^\s*[+-]?\d+([.,' ]\d{3})*([.,]\d+)?\s*$"
 
 
 def as_cells(name: str, values: Any) -> Cells:
@@ -86,6 +86,13 @@ def kind_of(cells: Cells) -> str:
     return next((words for words, holds in asked.items() if holds(cells.type)), str(cells.type))
 
 
+def row_shape(cells: Cells) -> tuple[int, ...] | None:
+    """The shape of a row's entry, () in a plain column; None for a single value without rows."""
+    if isinstance(cells, np.ndarray):
+        return cells.shape[1:] if cells.ndim else None
+    return ()
+
+
 def is_float32(cells: Cells) -> bool:
     """Whether float32 holds the values as they are."""
     if isinstance(cells, np.ndarray):
@@ -133,6 +140,17 @@ def numbers(cells: Cells) -> np.ndarray:
     if array.dtype.kind == "f":
         return array.astype(np.float32 if array.dtype.itemsize <= 4 else np.float64, copy=False)
     return array.astype(float) if array.dtype == object and not len(array) else array
+
+
+def unchanged(cells: Cells) -> np.ndarray:
+    """The values as they are in NumPy, text without spaces around it."""
+    if isinstance(cells, np.ndarray) or kind_of(cells) != TEXT:
+        return cells if isinstance(cells, np.ndarray) else cells.to_numpy()
+    made = [np.zeros(0, object)]
+    for chunk in cells.dictionary_encode().chunks:
+        values = np.array([*(value.strip() for value in chunk.dictionary.to_pylist()), None], object)
+        made.append(values[chunk.indices.fill_null(len(values) - 1).to_numpy()])
+    return np.concatenate(made)
 
 
 def level_key(value: Any) -> float | str | None:

@@ -5,6 +5,7 @@ Takes a path; gives a `Part`, which knows the names of its columns and reads onl
 
 import csv
 import dataclasses
+import functools
 import gzip
 import re
 import zipfile
@@ -21,7 +22,16 @@ from epvi.site.cells import Cells, as_cells, plain_cells
 MISSING = ("", "NA", "NaN", "nan", "null", "?")
 FORMATS = ".csv, .csv.gz, .parquet, .npz or .npy"
 
-_UNREADABLE = (OSError, EOFError, ValueError, MemoryError, zlib.error, zipfile.BadZipFile, csv.Error)
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    NotImplementedError,
+    MemoryError,
+    zlib.error,
+    zipfile.BadZipFile,
+    csv.Error,
+)
 
 # Column names to read, and those among them that are text whatever they look like -> the columns.
 Fetch = Callable[[Sequence[str], Collection[str]], dict[str, Cells]]
@@ -98,7 +108,7 @@ def _open_csv(path: Path, where: str) -> Part:
         raise EpviError(f"file {where!r} has numbers where its columns' names should be: add a first line of names.")
 
     def fetch(wanted: Sequence[str], text: Collection[str]) -> dict[str, Cells]:
-        return _arrow(where, lambda threads: _read_csv(path, names, line, wanted, text, threads))
+        return _arrow(where, functools.partial(_read_csv, path, names, line, wanted, text))
 
     return Part(where, tuple(names), fetch)
 
@@ -128,9 +138,20 @@ def _open_parquet(path: Path, where: str) -> Part:
     names = parquet.read_schema(path).names
 
     def fetch(wanted: Sequence[str], text: Collection[str]) -> dict[str, Cells]:
-        return _arrow(where, lambda threads: parquet.ParquetFile(path).read(list(wanted), use_threads=threads))
+        made = {}
+        # One column after the other: all at once, the compressed pages of all are held beside the values.
+        for name in wanted:
+            made |= _arrow(where, functools.partial(_read_parquet, path, name))
+        return made
 
     return Part(where, tuple(names), fetch)
+
+
+def _read_parquet(path: Path, name: str, threads: bool) -> Any:
+    import pyarrow.parquet as parquet
+
+    with parquet.ParquetFile(path) as file:
+        return file.read([name], use_threads=threads)
 
 
 def _arrow(where: str, read: Callable[[bool], Any]) -> dict[str, Cells]:
@@ -140,13 +161,13 @@ def _arrow(where: str, read: Callable[[bool], Any]) -> dict[str, Cells]:
             table = read(True)
         except ValueError:
             table = read(False)
+        return {name: plain_cells(table[name]) for name in table.column_names}
     except _UNREADABLE as error:
         row = re.search(r"(?:Row #(\d+): )?Expected (\d+) columns, got (\d+)", str(error))
         if row is None:
             raise _unreadable(where, error) from error
         which = f"line {int(row[1]):,}" if row[1] else "a line"
         raise EpviError(f"file {where!r} has {row[3]} fields instead of {row[2]} in {which}: mend it.") from None
-    return {name: plain_cells(table[name]) for name in table.column_names}
 
 
 def _open_npz(path: Path, where: str) -> Part:

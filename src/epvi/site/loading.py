@@ -24,6 +24,7 @@ class Loaded:
     parts: list[Part]
     pieces: dict[str, list[Cells]]
     keep: list[np.ndarray | None]
+    num_rows: int = 0
     dropped: int = 0
 
     def numbers(self, name: str, limits: tuple[float, float] | None) -> np.ndarray:
@@ -46,7 +47,7 @@ class Loaded:
         """A column of the levels' numbers."""
         made = []
         for part, piece, keep in zip(self.parts, self.pieces[name], self.keep, strict=True):
-            if np.ndim(piece) > 1:
+            if cells.row_shape(piece):
                 raise EpviError(f"column {name!r} of {part.said} is a matrix: only a single column can have levels.")
             numbered, strange = cells.codes(cells.kept(piece, keep), levels)
             if strange is not None:
@@ -62,8 +63,8 @@ class Loaded:
 
     def unchanged(self, name: str) -> np.ndarray:
         """A column as it is, in one piece."""
-        made = [cells.kept(piece, keep) for piece, keep in zip(self.pieces[name], self.keep, strict=True)]
-        return np.concatenate([piece if isinstance(piece, np.ndarray) else piece.to_numpy() for piece in made])
+        pairs = zip(self.pieces[name], self.keep, strict=True)
+        return np.concatenate([cells.unchanged(cells.kept(piece, keep)) for piece, keep in pairs])
 
 
 def load(parts: list[Part], wanted: list[str], coded: Mapping[str, Mapping[Any, int]], drop_missing: bool) -> Loaded:
@@ -71,7 +72,7 @@ def load(parts: list[Part], wanted: list[str], coded: Mapping[str, Mapping[Any, 
     text = [name for name in wanted if any(isinstance(level, str) for level in coded.get(name, ()))]
     pieces: dict[str, list[Cells]] = {name: [] for name in wanted}
     keep: list[np.ndarray | None] = []
-    dropped = 0
+    num_rows = dropped = 0
     for part in parts:
         unknown = [name for name in wanted if name not in part.names]
         if unknown:
@@ -79,16 +80,23 @@ def load(parts: list[Part], wanted: list[str], coded: Mapping[str, Mapping[Any, 
         read = part.fetch(wanted, text)
         length = _one_length(part, read)
         stays = _complete(part, read, length, drop_missing)
-        dropped += 0 if stays is None else int(length - np.count_nonzero(stays))
+        stay = length if stays is None else int(np.count_nonzero(stays))
+        num_rows, dropped = num_rows + stay, dropped + length - stay
         keep.append(stays)
         for name in wanted:
             pieces[name].append(read[name])
     _same_kinds(parts, {name: column for name, column in pieces.items() if name not in coded})
-    return Loaded(parts, pieces, keep, dropped)
+    if not num_rows:
+        if dropped:
+            raise EpviError(
+                f"no row of {parts[0].said} is left: all {dropped:,} lack a value in a column that is used."
+            )
+        raise EpviError(f"{parts[0].said} has zero rows: it needs at least one.")
+    return Loaded(parts, pieces, keep, num_rows, dropped)
 
 
 def _one_length(part: Part, read: dict[str, Cells]) -> int:
-    single = [name for name, column in read.items() if np.ndim(column) == 0 and isinstance(column, np.ndarray)]
+    single = [name for name, column in read.items() if cells.row_shape(column) is None]
     if single:
         raise EpviError(f"column {single[0]!r} of {part.said} is a single value: it needs one per row.")
     lengths = {name: len(column) for name, column in read.items()}
@@ -117,9 +125,7 @@ def _complete(part: Part, read: dict[str, Cells], length: int, drop: bool) -> np
 
 def _same_kinds(parts: list[Part], pieces: dict[str, list[Cells]]) -> None:
     for name, column in pieces.items():
-        kinds = [
-            (cells.kind_of(piece), np.shape(piece)[1:] if isinstance(piece, np.ndarray) else ()) for piece in column
-        ]
+        kinds = [(cells.kind_of(piece), cells.row_shape(piece)) for piece in column]
         filled = [i for i, kind in enumerate(kinds) if kind[0] != cells.NOTHING]
         other = next((i for i in filled if kinds[i] != kinds[filled[0]]), None)
         if other is not None:

@@ -85,7 +85,7 @@ class Model:
     @property
     def optional(self) -> list[str]:
         """The columns that rows may lack."""
-        return [name for name in self._named() if self._arguments[name].default is not inspect.Parameter.empty]
+        return [name for name in self._named() if self._arguments[name].default is None]
 
     def _named(self) -> list[str]:
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)

@@ -11,8 +11,9 @@ from typing import Any
 from epvi.errors import EpviError
 from epvi.site.assembly import Argument, Plan, Table, assemble
 from epvi.site.cells import level_key
+from epvi.site.formats import MISSING
 from epvi.site.rows import as_columns, plain_array, raw_columns
-from epvi.site.source import Part, is_path, open_source, unknown_column
+from epvi.site.source import Part, few, is_path, open_source, unknown_column
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -102,7 +103,11 @@ class Rows:
             self.drop_missing,
         )
         table = assemble(parts, plan, extra)
-        return table if also is None else dataclasses.replace(table, extra={also: table.extra[str(extra)]})
+        return dataclasses.replace(
+            table,
+            extra={} if also is None else {also: table.extra[str(extra)]},
+            left_out=tuple(one for one in self._listed if one not in arguments),
+        )
 
     def _arguments(
         self, parts: list[Part], also: str | None, keep: bool, optional: Container[str]
@@ -116,12 +121,16 @@ class Rows:
                         f"{part.said} has a column {more[0]!r}, which {parts[0].said} has not: give all one."
                     )
             return tuple(Argument(name, (name,), False) for name in there if name != also or keep)
-        listed = [
+        listed = self._listed
+        found = [one for one in listed if one.name not in optional or any(name in there for name in one.sources)]
+        return tuple(found or listed)
+
+    @property
+    def _listed(self) -> list[Argument]:
+        return [
             Argument(name, (of,) if isinstance(of, str) else of, not isinstance(of, str))
             for name, of in self.columns.items()
         ]
-        found = [one for one in listed if one.name not in optional or any(name in there for name in one.sources)]
-        return tuple(found or listed)
 
     @property
     def used(self) -> list[str]:
@@ -220,6 +229,8 @@ def _levels(name: str, value: Any) -> tuple[str | float, ...]:
         raise EpviError(f"levels of column {name!r}: pass a list of at least two, all of them text or all numbers.")
     if any(isinstance(key, float) and not math.isfinite(key) for key in keys):
         raise EpviError(f"levels of column {name!r} have one that is not finite: leave it out.")
+    if any(key in MISSING for key in keys):
+        raise EpviError(f"levels of column {name!r} have one of {few(MISSING[1:])}, which mean missing: rename it.")
     if len(set(keys)) < len(keys):
         raise EpviError(f"levels of column {name!r} name one level twice: each level once.")
     return tuple(key for key in keys if key is not None)

@@ -65,11 +65,11 @@ def _open_frame(frame: Any) -> Part:
     def fetch(wanted: Sequence[str], text: Collection[str]) -> dict[str, Cells]:
         try:
             table = pa.table(frame[list(wanted)] if has_keys else frame)
+            return {name: plain_cells(table[name]) for name in wanted}
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise EpviError(
                 f"the data frame cannot be read ({type(error).__name__}): give each column values of one kind."
             ) from error
-        return {name: plain_cells(table[name]) for name in wanted}
 
     return Part("", tuple(names), fetch)
 
