@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.prediction import log_predictive, predict
     from epvi.run import ShardError, fit
-    from epvi.site import NVI, Model, fit_shard, stand_in
+    from epvi.site import NVI, Model, Rows, fit_shard, stand_in
     from epvi.space import Parameter, Space
     from epvi.structure import Diagonal, Full, Spherical
 
@@ -28,7 +28,7 @@ _ROOMS = {
     "epvi.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
     "epvi.prediction": ["log_predictive", "predict"],
     "epvi.run": ["ShardError", "fit"],
-    "epvi.site": ["NVI", "Model", "fit_shard", "stand_in"],
+    "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "stand_in"],
     "epvi.space": ["Parameter", "Space"],
     "epvi.structure": ["Diagonal", "Full", "Spherical"],
 }
@@ -51,6 +51,7 @@ __all__ = [
     "Posterior",
     "ProductMixture",
     "Provenance",
+    "Rows",
     "ShardError",
     "ShardFit",
     "Space",

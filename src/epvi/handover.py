@@ -127,7 +127,7 @@ def describe_fit(fit: ShardFit) -> dict[str, Any]:
         "gap": _or_none(fit.gap),
         "passes": fit.passes,
         "seconds": round(fit.seconds, 3),
-        "made_of": _describe_provenance(fit.made_of),
+        "made_of": describe_provenance(fit.made_of),
     }
 
 
@@ -155,7 +155,8 @@ def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], pre
     )
 
 
-def _describe_provenance(made_of: Provenance) -> dict[str, Any]:
+def describe_provenance(made_of: Provenance) -> dict[str, Any]:
+    """What a fit was made of, as JSON."""
     record = dataclasses.asdict(made_of)
     record["study"], record["model"] = printable(made_of.study), printable(made_of.model)
     record["prior_values"] = [_or_none(value) for value in made_of.prior_values]

@@ -10,11 +10,14 @@ from scipy.special import logsumexp
 from epvi.errors import EpviError
 from epvi.hub.posterior import Posterior
 from epvi.seeds import Seed, as_key
+from epvi.site.assembly import Table
 from epvi.site.model import DensityModel, Model
+from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import drawn, log_likelihoods, num_rows, row_sites, same_space
-from epvi.site.rows import as_columns
 from epvi.site.shard import as_model
 from epvi.validation import at_least
+
+_OF_THE_FIT = "pass those that the model was fitted with, standardise={column: (centre, scale)}."
 
 
 def log_predictive(
@@ -22,7 +25,7 @@ def log_predictive(
 ) -> float:
     """The mean over rows of log (1/S) Σ_s p(row | θ_s), with S draws of the posterior: the held-out log likelihood."""
     _check_posterior(posterior)
-    model, columns = as_model(model), as_columns(rows)
+    model, columns = as_model(model), read_rows(with_constants(rows, _OF_THE_FIT)).columns
     programs = model.programs(columns)
     same_space(posterior.space, programs.target.space)
     theta = np.asarray(posterior.mixture.sample(at_least("num_samples", num_samples, 1), seed=seed))
@@ -40,11 +43,19 @@ def predict(
     Every array has shape (num_samples, ...), as from NumPyro's `Predictive`.
     """
     _check_posterior(posterior)
-    model, columns = as_model(model), as_columns(rows)
+    model = as_model(model)
     if isinstance(model, DensityModel):
         raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
+    table = read_rows(with_constants(rows, _OF_THE_FIT), optional=model.optional)
+    columns = table.columns
     model.columns(list(columns))
-    sites = row_sites(model.function, model.fixed, columns)
+    sites = row_sites(model.function, model.fixed, {**columns, **_in_their_place(table)})
+    for argument in table.left_out:
+        if argument.name not in sites.columns:
+            raise EpviError(
+                f"the rows have no column {argument.sources[0]!r}, of which {argument.name} is made: only what the"
+                " model observes can be left out."
+            )
     strange = [name for name in posterior.space.by_name if name not in sites.latent]
     if strange:
         raise EpviError(
@@ -54,6 +65,14 @@ def predict(
     key = as_key(seed)
     draws = posterior.sample(at_least("num_samples", num_samples, 1), seed=jax.random.fold_in(key, 0))
     return drawn(model.function, model.fixed, columns, draws, sites.observed, jax.random.fold_in(key, 1))
+
+
+def _in_their_place(table: Table) -> dict[str, np.ndarray]:
+    """Columns of the right shape for arguments that were left out, to see whether they are what the model observes."""
+    return {
+        argument.name: np.zeros((table.num_rows, len(argument.sources)) if argument.is_matrix else table.num_rows)
+        for argument in table.left_out
+    }
 
 
 def _check_posterior(posterior: Any) -> None:

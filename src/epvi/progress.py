@@ -10,10 +10,14 @@ import numpy as np
 class ShardProgress:
     """A bar over shards on stderr; silent when `show` is False, and without a terminal when it is None."""
 
-    def __init__(self, num_shards: int, show: bool | None, sweeps: Path | None) -> None:
+    def __init__(self, num_shards: int, show: bool | None) -> None:
         self._show = sys.stderr.isatty() if show is None else show
         self._num_shards = num_shards
-        self._counts = None if sweeps is None else np.load(sweeps, mmap_mode="r")
+        self._counts: np.ndarray | None = None
+
+    def watch(self, sweeps: Path) -> None:
+        """Show the sweeps that workers count in this file."""
+        self._counts = np.load(sweeps, mmap_mode="r")
 
     def __enter__(self) -> "ShardProgress":
         if self._show:

@@ -5,6 +5,7 @@ Takes a model and all rows; splits them, fits every shard apart, and combines th
 
 import contextlib
 import dataclasses
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,12 +27,15 @@ from epvi.hub.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.progress import ShardProgress
 from epvi.seeds import Seed, as_key
+from epvi.site.assembly import Table
 from epvi.site.density import block_size
 from epvi.site.inference import Inference
 from epvi.site.model import Model
-from epvi.site.rows import Columns, Split, as_columns, raw_columns, split_by, split_evenly
+from epvi.site.recipe import read_rows
+from epvi.site.rows import Columns, Split, split_by, split_evenly
 from epvi.site.shard import Part, Plan, as_inference, as_model, provenance
 from epvi.worker import HeldRows, Job, MappedRows, run_shard
+from epvi.workfolder import WorkFolder
 
 # Shard m uses the m-th key; the split's is out of their reach.
 _SPLIT_KEY = 2**31
@@ -56,42 +60,74 @@ def fit(
     inference: Inference | None = None,
     product: Product | None = None,
     executor: Executor | int | None = None,
+    work: str | os.PathLike | None = None,
     seed: Seed = 0,
     progress: bool | None = None,
 ) -> Posterior:
     """The posterior of all rows, from `shards` parts that are fitted independently of each other.
 
-    `rows` is a mapping of columns, one entry per row in each. They are shuffled before they are split, unless
-    `shuffle=False` (then shards are runs of rows in their order) or `by` names a column with one value per shard.
-    `inference` fits a shard (`NVI()`), `product` multiplies the fits (as in `multiply`). `executor` is any
-    `concurrent.futures.Executor`, or a number of processes of epvi's own pool (all cores unless said). The same seed
-    gives the same answer for any number of workers. `progress` shows a bar (on a terminal, unless said).
+    `rows` is a mapping of columns with one entry per row in each, a data frame, a path or glob, or `Rows`. They are
+    shuffled before they are split, unless `shuffle=False` (then shards are runs of rows in their order) or `by` names a
+    column with one value per shard. `inference` fits a shard (`NVI()`), `product` multiplies the fits (as in
+    `multiply`). `executor` is any `concurrent.futures.Executor`, or a number of processes of epvi's own pool (all cores
+    unless said). The same seed gives the same answer for any number of workers. `work` is a folder in which each
+    shard's fit is kept as soon as it is finished: run again, only what is missing is done. `progress` shows a bar (on a
+    terminal, unless said).
     """
     model, inference, key = as_model(model), as_inference(inference), as_key(seed)
-    columns, split = _split(model, rows, shards, by, shuffle, key)
-    target = model.on(columns)
-    target.check(columns)
-    size = block_size(target, columns, split.largest, inference.points_at_once)
-    plan = Plan(inference, size, np.asarray(jax.random.key_data(key)), provenance(model, target, columns))
-    job = Job(_as_bytes(model), plan, None)
-    parts = [
-        Part(m, split.num_shards, label, Fraction(1, split.num_shards)) for m, label in enumerate(split.labels, start=1)
-    ]
-    if isinstance(executor, Executor):
-        ordered = {name: column[split.order] for name, column in columns.items()}
-        tasks = [(part, HeldRows({n: c[s] for n, c in ordered.items()})) for part, s in zip(parts, split, strict=True)]
-        with ShardProgress(len(parts), progress, None) as bar:
-            fits = _run(executor, job, tasks, bar)
-            return _combined(fits, product, seed, bar)
-    if executor is not None and not isinstance(executor, int):
+    if executor is not None and not isinstance(executor, Executor | int):
         raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
-    with pool.stopped_on_interrupt(), _folder() as folder:
-        names = tuple(columns)
-        job = dataclasses.replace(job, sweeps=_share(columns, split, folder))
-        tasks = [(part, MappedRows(folder, names, s)) for part, s in zip(parts, split, strict=True)]
-        with ShardProgress(len(parts), progress, job.sweeps) as bar:
-            fits = _run(pool.workers(executor), job, tasks, bar)
-            return _combined(fits, product, seed, bar)
+    table, split = _split(model, rows, shards, by, shuffle, key)
+    target = model.on(table.columns)
+    target.check(table.columns)
+    size = block_size(target, table.columns, split.largest, inference.points_at_once)
+    key_data = np.asarray(jax.random.key_data(key))
+    plan = Plan(inference, size, key_data, provenance(model, target, table), table.hash_key)
+    job = Job(_as_bytes(model), plan, None)
+    columns = {name: column[split.order] for name, column in table.columns.items()}
+    with ShardProgress(split.num_shards, progress) as bar:
+        fits = _fit_shards(job, columns, _parts(split), executor, bar, WorkFolder(Path(work)) if work else None)
+        return _combined(fits, product, seed, bar)
+
+
+def _parts(split: Split) -> list[tuple[Part, slice]]:
+    m = split.num_shards
+    parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
+    return list(zip(parts, split, strict=True))
+
+
+def _fit_shards(
+    job: Job,
+    columns: Columns,
+    parts: list[tuple[Part, slice]],
+    executor: Executor | int | None,
+    bar: ShardProgress,
+    work: WorkFolder | None,
+) -> list[ShardFit]:
+    """Fit all shards but those that the work folder has already, there or in this machine's processes."""
+    done = _already(work, job.plan, columns, parts)
+    left = [(part, rows) for part, rows in parts if part.shard not in done]
+    if isinstance(executor, Executor):
+        tasks = [(part, HeldRows({name: column[rows] for name, column in columns.items()})) for part, rows in left]
+        return _run(executor, job, tasks, done, bar, work)
+    if not left:
+        return [done[shard] for shard in sorted(done)]
+    with pool.stopped_on_interrupt(), _folder(work) as folder:
+        sweeps = _share(columns, len(parts), folder)
+        job = dataclasses.replace(job, sweeps=sweeps)
+        tasks = [(part, MappedRows(folder, tuple(columns), rows)) for part, rows in left]
+        bar.watch(sweeps)
+        return _run(pool.workers(executor), job, tasks, done, bar, work)
+
+
+def _already(
+    work: WorkFolder | None, plan: Plan, columns: Columns, parts: list[tuple[Part, slice]]
+) -> dict[int, ShardFit]:
+    if work is None:
+        return {}
+    held = ((part, {name: column[rows] for name, column in columns.items()}) for part, rows in parts)
+    found = {part.shard: work.fit_of(part, plan, rows) for part, rows in held}
+    return {shard: fit for shard, fit in found.items() if fit is not None}
 
 
 def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: ShardProgress) -> Posterior:
@@ -108,25 +144,19 @@ def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: Sh
 
 def _split(
     model: Model, rows: Any, shards: int | None, by: str | None, shuffle: bool, key: jax.Array
-) -> tuple[Columns, Split]:
+) -> tuple[Table, Split]:
     """Checked columns for the model, and which rows go where."""
-    raw = raw_columns(rows)
     if by is not None and not isinstance(by, str):
         raise EpviError(f"by is {by!r}: pass the name of one column.")
     if (by is None) == (shards is None):
         raise EpviError('pass either shards=8 or by="column": how many parts there are, or which column names them.')
-    if shards is not None:
-        columns = as_columns(raw)
-        model.columns(list(columns))
-        n = len(next(iter(columns.values())))
-        return columns, split_evenly(n, shards, shuffle=shuffle, key=jax.random.fold_in(key, _SPLIT_KEY))
-    assert by is not None
-    split = split_by(raw, by)
-    columns = as_columns({name: column for name, column in raw.items() if name != by or model.takes(by)})
-    n = len(next(iter(columns.values())))
-    if n != split.bounds[-1]:
-        raise EpviError(f"column {by!r} has {split.bounds[-1]:,} entries and the others {n:,}: one per row in each.")
-    return columns, split
+    table = read_rows(rows, by, keep=by is not None and model.takes(by))
+    if by is not None:
+        return table, split_by(table.extra, by)
+    assert shards is not None
+    model.columns(list(table.columns))
+    key = jax.random.fold_in(key, _SPLIT_KEY)
+    return table, split_evenly(table.num_rows, shards, shuffle=shuffle, key=key)
 
 
 def _as_bytes(model: Model) -> bytes:
@@ -140,7 +170,11 @@ def _as_bytes(model: Model) -> bytes:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
+def _folder(work: WorkFolder | None) -> Iterator[Path]:
+    if work is not None:
+        with work.scratch() as folder:
+            yield folder
+        return
     folder = Path(tempfile.mkdtemp(prefix="epvi-"))
     try:
         yield folder
@@ -148,20 +182,27 @@ def _folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _share(columns: Columns, split: Split, folder: Path) -> Path:
-    """Write the columns in the order of the shards for workers to map, and a place to count sweeps."""
+def _share(columns: Columns, num_shards: int, folder: Path) -> Path:
+    """Write the columns, ordered by shard, for workers to map, and a place to count sweeps."""
     for i, column in enumerate(columns.values()):
-        np.save(folder / f"{i}.npy", column[split.order])
+        np.save(folder / f"{i}.npy", column)
     sweeps = folder / "sweeps.npy"
-    np.save(sweeps, np.zeros(split.num_shards, np.int32))
+    np.save(sweeps, np.zeros(num_shards, np.int32))
     return sweeps
 
 
-def _run(executor: Executor, job: Job, tasks: list[tuple[Part, Any]], bar: ShardProgress) -> list[ShardFit]:
+def _run(
+    executor: Executor,
+    job: Job,
+    tasks: list[tuple[Part, Any]],
+    done_before: dict[int, ShardFit],
+    bar: ShardProgress,
+    work: WorkFolder | None,
+) -> list[ShardFit]:
     """Fit all shards; when some fail, the others still finish."""
     futures: dict[Future, Part] = {}
     pending: set[Future] = set()
-    fits: dict[int, ShardFit] = {}
+    fits = dict(done_before)
     failed: dict[int, Exception] = {}
     try:
         for part, rows in tasks:
@@ -174,6 +215,8 @@ def _run(executor: Executor, job: Job, tasks: list[tuple[Part, Any]], bar: Shard
                 error = future.exception()
                 if error is None:
                     fits[shard] = future.result()
+                    if work is not None:
+                        work.keep(fits[shard])
                 elif isinstance(error, Exception):
                     failed[shard] = error
                 else:

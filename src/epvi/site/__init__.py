@@ -3,7 +3,8 @@
 from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
+from epvi.site.recipe import Rows
 from epvi.site.shard import fit_shard
 from epvi.site.standin import stand_in
 
-__all__ = ["NVI", "Inference", "Model", "fit_shard", "stand_in"]
+__all__ = ["NVI", "Inference", "Model", "Rows", "fit_shard", "stand_in"]

@@ -20,8 +20,8 @@ from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.site.density import Programs
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
+from epvi.site.recipe import read_rows
 from epvi.site.replies import Groups, density_replies, function_replies, same_space
-from epvi.site.rows import as_columns
 from epvi.site.target import Block, Target
 from epvi.site.tracing import log_prob, trace_program
 from epvi.space import Parameter, Space
@@ -84,6 +84,11 @@ class Model:
         """Whether a column of this name is an argument."""
         return name not in self.fixed and (name in self._named() or self._takes_anything)
 
+    @property
+    def optional(self) -> list[str]:
+        """The columns that rows may lack."""
+        return [name for name in self._named() if self._arguments[name].default is None]
+
     def _named(self) -> list[str]:
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
         return [name for name, a in self._arguments.items() if name not in self.fixed and a.kind not in kinds]
@@ -132,7 +137,7 @@ class Model:
 
     def replies(self, rows: Any, space: Space, theta: np.ndarray, key: jax.Array) -> Groups:
         """What the model says of rows at draws θ (S, d) of a posterior over `space`, in groups as ArviZ names them."""
-        columns = as_columns(rows)
+        columns = read_rows(rows).columns
         programs = self.programs(columns)
         same_space(space, programs.target.space)
         return function_replies(self.function, self.fixed, programs, columns, theta, key)
@@ -202,7 +207,7 @@ class DensityModel(Model):
 
     def replies(self, rows: Any, space: Space, theta: np.ndarray, key: jax.Array) -> Groups:
         """The rows' log likelihoods only: log densities cannot draw rows, nor tell which columns are observed."""
-        columns = as_columns(rows)
+        columns = read_rows(rows).columns
         same_space(space, self._space)
         return density_replies(self.programs(columns), columns, theta)
 

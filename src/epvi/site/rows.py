@@ -1,4 +1,4 @@
-"""Where rows come from and how they are split.
+"""Rows in memory, and how they are split.
 
 Takes a mapping of arrays with one leading axis; gives checked NumPy columns, and the order in which rows go to shards.
 """
@@ -41,7 +41,7 @@ def raw_columns(rows: Any, what: str = "rows") -> dict[str, Any]:
     return columns
 
 
-def _array(name: str, values: Any) -> np.ndarray:
+def plain_array(name: str, values: Any) -> np.ndarray:
     """The values as a plain array in this machine's byte order."""
     masked = int(np.ma.count_masked(values)) if isinstance(values, np.ma.MaskedArray) else 0
     if masked:
@@ -54,7 +54,7 @@ def _array(name: str, values: Any) -> np.ndarray:
 
 
 def _column(name: str, values: Any) -> np.ndarray:
-    column = _array(name, values)
+    column = plain_array(name, values)
     if column.ndim == 0:
         raise EpviError(f"column {name!r} is a single value: pass one per row, or fix it with Model(..., {name}=...).")
     if column.dtype.kind in "OSUT":
@@ -122,7 +122,7 @@ def split_by(rows: Mapping[str, Any], by: str) -> Split:
     """One shard per value of a column (numbers, text or dates), in the order of the sorted values."""
     if by not in rows:
         raise EpviError(f"there is no column {by!r} to split by: the rows have {', '.join(map(str, rows))}.")
-    column = _array(by, rows[by])
+    column = plain_array(by, rows[by])
     if column.ndim != 1:
         raise EpviError(f"column {by!r} has shape {column.shape}: split by a column with one value per row.")
     if column.dtype.kind == "O":

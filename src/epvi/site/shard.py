@@ -13,17 +13,21 @@ import numpy as np
 from epvi.errors import EpviError
 from epvi.handover import Provenance, ShardFit
 from epvi.seeds import Seed, as_key
+from epvi.site.assembly import Table
 from epvi.site.density import Programs, Subposterior, block_size
 from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
 from epvi.site.inference import Inference, Report
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
-from epvi.site.rows import Columns, as_columns
+from epvi.site.recipe import read_rows, with_constants
+from epvi.site.rows import Columns
 from epvi.site.target import Target
 from epvi.version import __version__
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.
 _COMMON_KEY = 0
+
+_ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
 
 
 def fit_shard(
@@ -41,7 +45,8 @@ def fit_shard(
     """
     model, inference = as_model(model), as_inference(inference)
     index, num_shards = parse_shard(shard)
-    columns = as_columns(rows)
+    table = read_rows(with_constants(rows, _ONE_SITE))
+    columns = table.columns
     programs = model.programs(columns)
     programs.target.check(columns)
     n = len(next(iter(columns.values())))
@@ -49,7 +54,8 @@ def fit_shard(
         inference,
         block_size(programs.target, columns, n, inference.points_at_once),
         np.asarray(jax.random.key_data(as_key(seed))),
-        provenance(model, programs.target, columns),
+        provenance(model, programs.target, table),
+        table.hash_key,
     )
     part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
     return fit_columns(programs, columns, part, plan)
@@ -82,14 +88,17 @@ class Plan:
         return dataclasses.replace(self.made_of, inference=settings_of(self.inference), key=key)
 
 
-def provenance(model: Model, target: Target, columns: Columns) -> Provenance:
-    """What every fit of this model is made of."""
-    prior_values, row_values = model_values(target, columns)
+def provenance(model: Model, target: Target, table: Table) -> Provenance:
+    """What every fit of this model to such rows is made of."""
+    prior_values, row_values = model_values(target, table.columns)
     return Provenance(
         model=model.name,
         prior_values=prior_values,
         row_values=row_values,
         fixed=hash_fixed(model.fixed),
+        columns=table.sources,
+        standardised=table.standardised,
+        levels=table.levels,
         version=__version__,
     )
 

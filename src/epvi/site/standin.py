@@ -19,7 +19,8 @@ from epvi.handover import ShardFit
 from epvi.seeds import Seed, as_key
 from epvi.site.density import Subposterior
 from epvi.site.nvi import NVI
-from epvi.site.rows import as_columns, generator
+from epvi.site.recipe import read_rows
+from epvi.site.rows import generator
 from epvi.site.shard import Part, Plan, as_model, as_share, parse_shard, provenance
 from epvi.structure import Full
 
@@ -41,11 +42,12 @@ def stand_in(
     model = as_model(model)
     index, num_shards = parse_shard(shard)
     share = as_share(prior, num_shards)
-    columns = as_columns(like, "like")
+    table = read_rows(like)
+    columns = table.columns
     programs = model.programs(columns)
     programs.target.check(columns)
     key_data = np.asarray(jax.random.key_data(as_key(seed)))
-    plan = Plan(NVI(1, Full()), 1, key_data, provenance(model, programs.target, columns))
+    plan = Plan(NVI(1, Full()), 1, key_data, provenance(model, programs.target, table))
     part = Part(index, num_shards, f"{index} of {num_shards}", share)
     if share == 0 or plan.made_of.flat_prior:
         raise EpviError(

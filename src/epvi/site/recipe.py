@@ -1,0 +1,251 @@
+"""How rows are made of what a source holds: which columns, in which units, with which levels.
+
+Takes a source and the description; gives a `Table` of checked columns when it is read, and nothing before.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Container, Mapping
+from typing import Any
+
+from epvi.errors import EpviError
+from epvi.site.assembly import Argument, Plan, Table, assemble
+from epvi.site.cells import level_key
+from epvi.site.formats import MISSING
+from epvi.site.rows import as_columns, plain_array, raw_columns
+from epvi.site.source import Part, few, is_path, open_source, unknown_column
+
+
+@dataclasses.dataclass(frozen=True, init=False, eq=False)
+class Rows:
+    """A description of rows; nothing is read until they are needed.
+
+    `source` is a path, a glob or a list of paths (CSV, CSV.GZ, Parquet, .npz, .npy), a data frame or a mapping of
+    arrays. `columns` says what a model's arguments are made of: `y="num"` is a column, `x=["age", "chol"]` a matrix of
+    columns; without any, every column is the argument of its name. `levels` of a column are its categories in order:
+    codes 0, 1, ... alone, and inside a matrix an indicator column for each level but the first. Values outside `limits`
+    are refused. `drop_missing` leaves out rows that lack a value. `standardise` gives columns their (centre, scale), or
+    is True: from all these rows, for the columns inside matrices with more than two values. `hash_key` is a secret that
+    all sites share: the hash that tells whether two shards have the same rows is made with it.
+    """
+
+    source: Any = dataclasses.field(repr=False)
+    columns: dict[str, str | tuple[str, ...]]
+    standardise: bool | dict[str, tuple[float, float]]
+    levels: dict[str, tuple[str | float, ...]]
+    limits: dict[str, tuple[float, float]]
+    drop_missing: bool
+    hash_key: str
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        standardise: Any = None,
+        levels: Any = None,
+        limits: Any = None,
+        drop_missing: bool = False,
+        hash_key: str = "",
+        **columns: Any,
+    ) -> None:
+        if not isinstance(hash_key, str):
+            raise EpviError(f"hash_key is a {type(hash_key).__name__}: pass a text.")
+        if not isinstance(drop_missing, bool):
+            raise EpviError(f"drop_missing is {drop_missing!r}: pass True or False.")
+        if not isinstance(standardise, bool):
+            standardise = _each("standardise", standardise, _constants)
+        made = {
+            "source": source,
+            "columns": {name: _sources(name, of) for name, of in columns.items()},
+            "standardise": standardise,
+            "levels": _each("levels", levels, _levels),
+            "limits": _each("limits", limits, _limits),
+            "drop_missing": drop_missing,
+            "hash_key": hash_key,
+        }
+        for name, value in made.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
+        """Refuse options for columns that are not used, and those that contradict each other."""
+        used = self.used
+        units = {} if isinstance(self.standardise, bool) else self.standardise
+        for what, option in (("standardise", units), ("levels", self.levels), ("limits", self.limits)):
+            strange = [name for name in option if used and name not in used]
+            if strange:
+                raise EpviError(
+                    f"{what} names {strange[0]!r}, of which no argument is made: mend the name or leave it."
+                )
+        for what, option in (("standardise", units), ("limits", self.limits)):
+            both = [name for name in option if name in self.levels]
+            if both:
+                raise EpviError(f"column {both[0]!r} has levels, so it cannot be in {what} too: take it out of one.")
+        if self.standardise is True and all(isinstance(of, str) for of in self.columns.values()):
+            raise EpviError('standardise=True is for columns in lists, as in x=["age", "chol"]: there is no list here.')
+
+    def read(self, also: str | None = None, *, keep: bool = False, optional: Container[str] = ()) -> Table:
+        """The rows, read and checked.
+
+        `also` is a further source column, given unchanged in the table's `extra`; where no columns are chosen it is no
+        argument then, unless `keep`. `optional` are arguments to leave out when the source has none of their columns.
+        """
+        parts = open_source(self.source)
+        extra = also
+        if extra not in parts[0].names and isinstance(self.columns.get(str(also)), str):
+            extra = str(self.columns[str(also)])
+        arguments = self._arguments(parts, also, keep, optional)
+        standardise = self.standardise if isinstance(self.standardise, dict) else {}
+        for name in (*standardise, *self.levels, *self.limits):
+            if not self.columns and name not in parts[0].names:
+                raise unknown_column(name, parts[0])
+        plan = Plan(
+            arguments,
+            {name: {level_key(level): i for i, level in enumerate(levels)} for name, levels in self.levels.items()},
+            {name: tuple(map(said_level, levels)) for name, levels in self.levels.items()},
+            self.limits,
+            standardise,
+            self.standardise is True,
+            self.drop_missing,
+        )
+        table = assemble(parts, plan, extra)
+        return dataclasses.replace(
+            table,
+            extra={} if also is None else {also: table.extra[str(extra)]},
+            left_out=tuple(one for one in self._listed if one not in arguments),
+            hash_key=self.hash_key,
+        )
+
+    def _arguments(
+        self, parts: list[Part], also: str | None, keep: bool, optional: Container[str]
+    ) -> tuple[Argument, ...]:
+        there = parts[0].names
+        if not self.columns:
+            for part in parts:
+                more = [name for name in part.names if name not in there]
+                if more:
+                    raise EpviError(
+                        f"{part.said} has a column {more[0]!r}, which {parts[0].said} has not: give all one."
+                    )
+            return tuple(Argument(name, (name,), False) for name in there if name != also or keep)
+        listed = self._listed
+        found = [one for one in listed if one.name not in optional or any(name in there for name in one.sources)]
+        return tuple(found or listed)
+
+    @property
+    def _listed(self) -> list[Argument]:
+        return [
+            Argument(name, (of,) if isinstance(of, str) else of, not isinstance(of, str))
+            for name, of in self.columns.items()
+        ]
+
+    @property
+    def used(self) -> list[str]:
+        """The source columns that arguments are made of, each once; empty where no columns are chosen."""
+        listed = [[of] if isinstance(of, str) else of for of in self.columns.values()]
+        return list(dict.fromkeys(name for names in listed for name in names))
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether these are arrays in memory that are the arguments as they are."""
+        options = (self.columns, self.standardise, self.levels, self.limits, self.drop_missing)
+        return not any(options) and not is_path(self.source) and not hasattr(self.source, "__arrow_c_stream__")
+
+
+def read_rows(rows: Any, also: str | None = None, *, keep: bool = False, optional: Container[str] = ()) -> Table:
+    """The one door for rows: a `Rows`, a path or glob, a data frame or a mapping of arrays. See `Rows.read`."""
+    rows = rows if isinstance(rows, Rows) else Rows(rows)
+    if not rows.is_plain:
+        return rows.read(also, keep=keep, optional=optional)
+    raw = raw_columns(rows.source)
+    if also is None:
+        return Table(as_columns(raw), hash_key=rows.hash_key)
+    if also not in raw:
+        raise EpviError(f"there is no column {also!r} to split by: the rows have {', '.join(raw)}.")
+    table = Table(as_columns({name: c for name, c in raw.items() if name != also or keep}), extra={also: raw[also]})
+    table = dataclasses.replace(table, hash_key=rows.hash_key)
+    length = plain_array(also, raw[also]).shape[:1]
+    if length not in ((), (table.num_rows,)):
+        raise EpviError(
+            f"column {also!r} has {length[0]:,} entries and the others {table.num_rows:,}: one per row in each."
+        )
+    return table
+
+
+def with_constants(rows: Any, remedy: str) -> Any:
+    """The rows, refused when they would compute constants of their own."""
+    if isinstance(rows, Rows) and rows.standardise is True:
+        raise EpviError(f"standardise=True computes constants from these rows alone: {remedy}")
+    return rows
+
+
+def _each(what: str, option: Any, check: Callable[[str, Any], Any]) -> dict[str, Any]:
+    if option is None:
+        return {}
+    if not isinstance(option, Mapping) or any(not isinstance(name, str) for name in option):
+        raise EpviError(f"{what} is a {type(option).__name__}: pass a mapping from columns' names.")
+    return {name: check(name, value) for name, value in option.items()}
+
+
+def _sources(name: str, of: Any) -> str | tuple[str, ...]:
+    if isinstance(of, str):
+        return of
+    if not isinstance(of, list | tuple) or not of or any(not isinstance(one, str) for one in of):
+        raise EpviError(f"{name} is {str(of)[:40]!r}: pass a column's name, or a list of names for a matrix.")
+    twice = [one for i, one in enumerate(of) if one in of[:i]]
+    if twice:
+        raise EpviError(f"{name} lists column {twice[0]!r} twice: once is enough.")
+    return tuple(of)
+
+
+def _pair(value: Any) -> tuple[Any, Any]:
+    if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != 2:
+        raise TypeError
+    return value[0], value[1]
+
+
+def _constants(name: str, value: Any) -> tuple[float, float]:
+    try:
+        centre, scale = map(float, _pair(value))
+        if not (math.isfinite(centre) and math.isfinite(scale) and scale > 0):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise EpviError(
+            f"standardise of column {name!r} is {str(value)[:60]}: pass (centre, scale), the scale above 0."
+        ) from None
+    return centre, scale
+
+
+def _limits(name: str, value: Any) -> tuple[float, float]:
+    try:
+        low, high = _pair(value)
+        pair = (-math.inf if low is None else float(low), math.inf if high is None else float(high))
+        if not pair[0] <= pair[1] or (low is None and high is None):
+            raise ValueError
+    except (TypeError, ValueError):
+        raise EpviError(
+            f"limits of column {name!r} are {str(value)[:60]}: pass (lowest, highest), either may be None."
+        ) from None
+    return pair
+
+
+def _levels(name: str, value: Any) -> tuple[str | float, ...]:
+    levels = list(value) if isinstance(value, list | tuple) or hasattr(value, "tolist") else []
+    keys = [level_key(level) for level in levels]
+    kinds = {type(key) for key in keys}
+    if len(levels) < 2 or len(kinds) > 1 or not kinds <= {str, float} or "" in keys:
+        raise EpviError(f"levels of column {name!r}: pass a list of at least two, all of them text or all numbers.")
+    if any(isinstance(key, float) and not math.isfinite(key) for key in keys):
+        raise EpviError(f"levels of column {name!r} have one that is not finite: leave it out.")
+    if any(key in MISSING for key in keys):
+        raise EpviError(f"levels of column {name!r} have one of {few(MISSING[1:])}, which mean missing: rename it.")
+    if len(set(keys)) < len(keys):
+        raise EpviError(f"levels of column {name!r} name one level twice: each level once.")
+    return tuple(key for key in keys if key is not None)
+
+
+def said_level(level: str | float) -> str:
+    """A level as a name: 2 for 2.0."""
+    if isinstance(level, str):
+        return level
+    return str(int(level)) if level == int(level) else repr(level)

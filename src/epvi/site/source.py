@@ -1,0 +1,89 @@
+"""Where rows lie: files, data frames or mappings.
+
+Takes a path, a glob, a list of paths, a data frame or a mapping of arrays; gives its parts, one per file, in order.
+"""
+
+import difflib
+import glob
+import os
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from epvi.errors import EpviError
+from epvi.site.cells import Cells, as_cells, plain_cells
+from epvi.site.formats import Part, open_file
+from epvi.site.rows import raw_columns
+
+
+def is_path(source: Any) -> bool:
+    """Whether the source names files: a path, or a list of nothing but paths."""
+    if isinstance(source, list | tuple):
+        return bool(source) and all(isinstance(path, str | os.PathLike) for path in source)
+    return isinstance(source, str | os.PathLike)
+
+
+def open_source(source: Any) -> list[Part]:
+    """The parts of a source; a part reads its columns when it is asked to."""
+    if is_path(source):
+        paths = [path for one in (source if isinstance(source, list | tuple) else [source]) for path in _found(one)]
+        twice = [path for i, path in enumerate(paths) if path in paths[:i]]
+        if twice:
+            raise EpviError(f"file {str(twice[0])!r} is named twice: its rows would count twice.")
+        return [open_file(path) for path in paths]
+    if hasattr(source, "__arrow_c_stream__"):
+        return [_open_frame(source)]
+    columns = raw_columns(source)
+
+    def fetch(wanted: Sequence[str], text: Collection[str]) -> dict[str, Cells]:
+        return {name: as_cells(name, columns[name]) for name in wanted}
+
+    return [Part("", tuple(columns), fetch)]
+
+
+def _found(path: Any) -> list[Path]:
+    """The file, or the files that a glob matches, sorted."""
+    path = Path(path).expanduser()
+    if path.exists() or not glob.has_magic(str(path)):
+        return [path]
+    found = sorted(glob.glob(str(path), recursive=True))
+    if not found:
+        raise EpviError(f"no file matches {str(path)!r}: check the pattern and the working directory.")
+    return [Path(one) for one in found]
+
+
+def _open_frame(frame: Any) -> Part:
+    import pyarrow as pa
+
+    # Only a frame's own columns: pandas would give its index too.
+    has_keys = hasattr(frame, "keys")
+    names = list(frame.keys()) if has_keys else pa.table(frame).column_names
+    strange = [name for name in names if not isinstance(name, str)]
+    if strange:
+        raise EpviError(f"a column of the data is named {strange[0]!r}: columns need text for names.")
+
+    def fetch(wanted: Sequence[str], text: Collection[str]) -> dict[str, Cells]:
+        try:
+            table = pa.table(frame[list(wanted)] if has_keys else frame)
+            return {name: plain_cells(table[name]) for name in wanted}
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise EpviError(
+                f"the data frame cannot be read ({type(error).__name__}): give each column values of one kind."
+            ) from error
+
+    return Part("", tuple(names), fetch)
+
+
+def unknown_column(name: str, part: Part) -> EpviError:
+    """That a part has no such column, with the nearest names and those there are."""
+    near = difflib.get_close_matches(name, part.names, n=2, cutoff=0.6)
+    near += [other for other in part.names if other.lower() == name.lower() and other not in near]
+    meant = f" Did you mean {' or '.join(repr(one[:40]) for one in near[:2])}?" if near else ""
+    return EpviError(f"{part.said} has no column {name[:40]!r}: its columns are {few(part.names)}.{meant}")
+
+
+def few(names: Sequence[str], most: int = 8) -> str:
+    """At most so many names, for a sentence."""
+    plain = [" ".join(name.split()) for name in names[:most]]
+    listed = ", ".join(name if len(name) <= 24 else name[:22] + "..." for name in plain)
+    return listed + (f" and {len(names) - most:,} more" if len(names) > most else "")

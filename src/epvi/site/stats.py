@@ -1,0 +1,94 @@
+"""What a site tells of its columns before anybody fits: counts, means and standard deviations, and nothing else.
+
+Takes rows; gives `Stats`, one file at a time. Pooled over the sites, they give the constants that all standardise with.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from epvi.columnstats import ColumnStats, Stats, pool, split_mean
+from epvi.errors import EpviError
+from epvi.site import cells
+from epvi.site.formats import Part
+from epvi.site.loading import Loaded
+from epvi.site.recipe import Rows
+from epvi.site.source import few, open_source, unknown_column
+from epvi.validation import at_least
+
+
+def column_stats(rows: Any, names: Sequence[str] | None = None, *, min_rows: int = 10) -> Stats:
+    """Statistics of source columns of numbers, in the units of the source.
+
+    Without `names`: of all columns of numbers that the rows are made of. Rows that `Rows(..., drop_missing=True)`
+    leaves out do not count; otherwise only a column's own missing values do not. Columns with fewer than `min_rows`
+    values are refused, since their statistics would tell of single rows.
+    """
+    rows = rows if isinstance(rows, Rows) else Rows(rows)
+    min_rows = at_least("min_rows", min_rows, 2)
+    if isinstance(names, str):
+        raise EpviError(f"names is {names!r}: pass a list of columns, as in [{names!r}].")
+    parts = open_source(rows.source)
+    used = rows.used or (list(parts[0].names) if names is None else [])
+    chosen = [name for name in used if name not in rows.levels] if names is None else list(names)
+    strict = names is not None or bool(rows.used)
+    found = [_of_part(part, rows, chosen, used, strict) for part in parts]
+    common = [name for name in chosen if all(name in one for one in found)]
+    if not common:
+        raise EpviError(f"{parts[0].said} has no column of numbers: its columns are {few(parts[0].names)}.")
+    return Stats({name: _joined(name, [one[name] for one in found], min_rows) for name in common})
+
+
+def _of_part(part: Part, rows: Rows, chosen: list[str], used: list[str], strict: bool) -> dict[str, ColumnStats]:
+    """The chosen columns of one file; when not `strict`, only those of numbers."""
+    wanted = list(dict.fromkeys([*chosen, *used]))
+    unknown = [name for name in wanted if name not in part.names]
+    if unknown:
+        raise unknown_column(unknown[0], part)
+    read = part.fetch(wanted, [])
+    lacking = {name: cells.missing(column) for name, column in read.items()}
+    complete = None
+    if rows.drop_missing:
+        some = [mask for mask in lacking.values() if mask is not None]
+        complete = ~np.any(some, axis=0) if some else None
+    made = {}
+    for name in chosen:
+        is_vector = np.ndim(read[name]) == 1 if isinstance(read[name], np.ndarray) else True
+        if not strict and not (is_vector and cells.kind_of(read[name]) in (cells.NUMBERS, cells.TRUTHS, cells.NOTHING)):
+            continue
+        if not is_vector:
+            raise EpviError(f"column {name!r} of {part.said} is a matrix: statistics are of single columns.")
+        mask = lacking[name]
+        keep = complete if rows.drop_missing or mask is None else ~mask
+        values = Loaded([part], {name: [read.pop(name)]}, [keep]).numbers(name, rows.limits.get(name))
+        made[name] = _described(name, values, 0 if mask is None else int(np.count_nonzero(mask)))
+    return made
+
+
+def _described(name: str, values: np.ndarray, missing: int) -> ColumnStats:
+    """Two passes: the mean, and squares about it, both corrected by what the mean was off."""
+    if not len(values):
+        return ColumnStats(0, missing, 0.0, 0.0, 0.0)
+    values = values.astype(np.float64, copy=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        rough = float(np.mean(values))
+        away = values - rough
+        shift = float(np.mean(away))
+        variance = max(0.0, float(np.mean(np.square(away))) - shift**2)
+    if not math.isfinite(rough + variance):
+        raise EpviError(f"column {name!r} has numbers whose squares are too large: change its unit.")
+    return ColumnStats(len(values), missing, *split_mean(rough, shift), math.sqrt(variance))
+
+
+def _joined(name: str, columns: list[ColumnStats], min_rows: int) -> ColumnStats:
+    filled = [Stats({name: column}) for column in columns if column.count]
+    count = sum(column.count for column in columns)
+    if count < min_rows:
+        raise EpviError(
+            f"column {name!r} has {count:,} value{'s' if count != 1 else ''}, fewer than {min_rows}: its statistics"
+            " would tell of single rows, so they are not given."
+        )
+    one = pool(filled).columns[name]
+    return ColumnStats(one.count, sum(column.missing for column in columns), one.mean, one.rest, one.sd)
