@@ -131,6 +131,9 @@ def sources(tmp_path):
         "Arrow": arrow,
         "Arrow dictionaries": arrow.set_column(2, "g", arrow["g"].dictionary_encode()),
         "mapping": table,
+        "mapping of new text": {**table, "g": table["g"].astype(np.dtypes.StringDType())},
+        "mapping of bytes": {**table, "g": table["g"].astype("S5")},
+        "mapping of objects": {**table, "g": table["g"].astype(object)},
         "mapping of Series": {name: pd.Series(column) for name, column in table.items()},
     }
 
@@ -333,6 +336,7 @@ def test_files_that_hold_no_rows_are_refused_by_name(tmp_path, name):
 
 def test_paths_that_lead_nowhere_are_refused(tmp_path):
     refused(lambda: read_rows("nowhere.csv"), "there is no file 'nowhere.csv'")
+    refused(lambda: read_rows("a" * 5000 + ".csv"), "'aaa.*' cannot be looked up")
     refused(lambda: read_rows("nowhere-*.csv"), "no file matches 'nowhere-\\*.csv'")
     refused(lambda: read_rows(tmp_path), "is a directory: name its files, as in '.*/\\*.parquet'")
     (tmp_path / "a.csv").write_text("a\n1\n")
@@ -422,13 +426,19 @@ def test_data_frames_with_missing_values_and_odd_columns():
     frame = pd.DataFrame([[1, 2]], columns=["a", "a"])
     refused(lambda: read_rows(frame), "the data has two columns named 'a'")
     refused(lambda: read_rows(pd.DataFrame({0: [1]})), "a column of the data is named 0")
-    refused(lambda: read_rows(pd.DataFrame({"a": [1, "b"]})), "the data frame cannot be read")
+    refused(
+        lambda: read_rows(pd.DataFrame({"a": [1, "b"]})),
+        "the DataFrame cannot be read as a table .* plain values of one kind",
+    )
+    refused(lambda: read_rows(pl.Series("a", [1])), "the Series cannot be read as a table")
     refused(
         lambda: Rows({"a": [None, None]}, drop_missing=True).read(),
         "no row of the data is left: all 2 lack a value",
     )
     masked = np.ma.masked_array([1, 2, 3], [False, True, False])
     assert Rows({"a": masked}, drop_missing=True).read().columns["a"].tolist() == [1, 3]
+    assert Rows({"a": np.ma.masked_array(np.ones((2, 2)))}, x="a").read().columns["x"].tolist() == [[1, 1], [1, 1]]
+    assert read_rows(pa.table({"a": [1, 2]}).to_reader()).columns["a"].tolist() == [1, 2]
 
 
 def test_a_fit_reads_files(tmp_path):

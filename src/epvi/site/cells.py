@@ -34,11 +34,14 @@ def as_cells(name: str, values: Any) -> Cells:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return plain_cells(values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values]))
     mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    mask = mask if mask is not None and mask.any() else None
     array = plain_array(name, values.data if isinstance(values, np.ma.MaskedArray) else values)
-    if array.ndim != 1 and mask is not None and mask.any():
+    if array.ndim != 1 and mask is not None:
         raise EpviError(f"column {name!r} has masked values in a matrix: remove those rows or fill them in.")
     if array.dtype.kind == "S":
         array = np.char.decode(array, "utf-8", "replace")
+    if array.dtype.kind == "T":
+        array = array.astype(object)
     if array.ndim == 0 or array.dtype.kind in "VcMm" or (mask is None and array.dtype.kind in "biuf"):
         return array
     try:

@@ -44,8 +44,11 @@ def open_source(source: Any) -> list[Part]:
 def _found(path: Any) -> list[Path]:
     """The file, or the files that a glob matches, sorted."""
     path = Path(path).expanduser()
-    if path.exists() or not glob.has_magic(str(path)):
-        return [path]
+    try:
+        if path.exists() or not glob.has_magic(str(path)):
+            return [path]
+    except OSError as error:
+        raise EpviError(f"{str(path)[:80]!r} cannot be looked up ({error.strerror}): check the path.") from error
     found = sorted(glob.glob(str(path), recursive=True))
     if not found:
         raise EpviError(f"no file matches {str(path)!r}: check the pattern and the working directory.")
@@ -53,25 +56,31 @@ def _found(path: Any) -> list[Path]:
 
 
 def _open_frame(frame: Any) -> Part:
-    import pyarrow as pa
-
-    # Only a frame's own columns: pandas would give its index too.
+    # Only a frame's own columns: pandas would give its index too. A frame without keys is Arrow's, or gives a view.
     has_keys = hasattr(frame, "keys")
-    names = list(frame.keys()) if has_keys else pa.table(frame).column_names
+    table = None if has_keys else _as_arrow(frame)
+    names = list(frame.keys()) if table is None else table.column_names
     strange = [name for name in names if not isinstance(name, str)]
     if strange:
         raise EpviError(f"a column of the data is named {strange[0]!r}: columns need text for names.")
 
     def fetch(wanted: Sequence[str], text: Collection[str]) -> dict[str, Cells]:
-        try:
-            table = pa.table(frame[list(wanted)] if has_keys else frame)
-            return {name: plain_cells(table[name]) for name in wanted}
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise EpviError(
-                f"the data frame cannot be read ({type(error).__name__}): give each column values of one kind."
-            ) from error
+        chosen = _as_arrow(frame[list(wanted)]) if table is None else table
+        return {name: plain_cells(chosen[name]) for name in wanted}
 
     return Part("", tuple(names), fetch)
+
+
+def _as_arrow(frame: Any) -> Any:
+    import pyarrow as pa
+
+    try:
+        return pa.table(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise EpviError(
+            f"the {type(frame).__name__} cannot be read as a table ({type(error).__name__}): give it columns with"
+            " names, each with plain values of one kind."
+        ) from error
 
 
 def unknown_column(name: str, part: Part) -> EpviError:
