@@ -1,0 +1,258 @@
+"""One file for a whole study: the model, the columns and their units, the shards and their shares of the prior.
+
+Takes `study.toml`, which every site has; gives what a site needs to fit its shard with nothing but its rows. Every
+entry is checked, and a name that is not known is refused rather than ignored.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import math
+import tomllib
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from epvi.columnstats import Stats
+from epvi.errors import EpviError
+from epvi.handover import ShardFit
+from epvi.references import model_named
+from epvi.site.model import Model
+from epvi.site.nvi import NVI
+from epvi.site.recipe import Rows
+from epvi.site.shard import as_share, fit_shard, parse_shard
+from epvi.site.standin import stand_in
+from epvi.site.stats import column_stats
+from epvi.structure import Diagonal, Full, Spherical, Structure
+from epvi.validation import at_least
+
+COVARIANCES: dict[str, Structure | None] = {
+    "auto": None,
+    "spherical": Spherical(),
+    "diagonal": Diagonal(),
+    "full": Full(),
+}
+_TOP = {"name", "model", "min_rows", "drop_missing", "hash_key", "seed", "arguments", "fixed", "columns", "shards"}
+_COLUMN = {"unit", "limits", "levels", "centre", "scale"}
+_INFERENCE = {field.name for field in dataclasses.fields(NVI)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What all sites of a study agree on. `shards` are names with shares of the prior, in order."""
+
+    path: Path
+    name: str
+    model_reference: str
+    arguments: Mapping[str, str | list[str]]
+    fixed: Mapping[str, Any]
+    columns: Mapping[str, Mapping[str, Any]]
+    shards: Mapping[str, Fraction]
+    inference: NVI
+    seed: int
+    min_rows: int
+    drop_missing: bool
+    hash_key: str
+
+    @property
+    def num_shards(self) -> int:
+        """The number M of shards."""
+        return len(self.shards)
+
+    def model(self) -> Model:
+        """The model, from the file beside the study's."""
+        return model_named(self.model_reference, self.fixed, self.path.parent)
+
+    def rows(self, source: Any) -> Rows:
+        """The rows of a site, with the study's columns and units."""
+        described = self.columns.items()
+        return Rows(
+            source,
+            standardise={n: (c["centre"], c["scale"]) for n, c in described if "centre" in c} or None,
+            levels={n: c["levels"] for n, c in described if "levels" in c} or None,
+            limits={n: c["limits"] for n, c in described if "limits" in c} or None,
+            drop_missing=self.drop_missing,
+            hash_key=self.hash_key,
+            **self.arguments,
+        )
+
+    def shard(self, said: str) -> tuple[str, Fraction, str]:
+        """The shard ("3/6"), its share and its name, of "3/6" or of the name."""
+        names = list(self.shards)
+        if said in self.shards:
+            index = names.index(said) + 1
+        else:
+            try:
+                index, count = parse_shard(said)
+            except EpviError:
+                raise EpviError(
+                    f"{self.path} has no shard {said!r}: write 3/{len(names)} or one of {', '.join(names[:10])}."
+                ) from None
+            if count != len(names):
+                raise EpviError(
+                    f"shard is {said!r} and {self.path} has {len(names)} shards: write {index}/{len(names)}."
+                )
+        return f"{index}/{len(names)}", self.shards[names[index - 1]], names[index - 1]
+
+    def fit(self, source: Any, shard: str, prior: Any = None) -> ShardFit:
+        """Fit the rows of a site."""
+        number, share, name = self.shard(shard)
+        share = share if prior is None else as_share(prior, self.num_shards)
+        made = fit_shard(self.model(), self.rows(source), number, prior=share, inference=self.inference, seed=self.seed)
+        if made.num_rows < self.min_rows:
+            raise EpviError(
+                f"the rows have {made.num_rows:,} rows after missing values and {self.path} asks for at least"
+                f" {self.min_rows:,} (min_rows), since a fit to few rows can tell of single ones: nothing was written."
+            )
+        return self._named(made, name)
+
+    def stand_in(self, shard: str, prior: Any = None) -> ShardFit:
+        """The shard without rows."""
+        number, share, name = self.shard(shard)
+        share = share if prior is None else as_share(prior, self.num_shards)
+        made = stand_in(self.model(), self.rows(self._made_up()), number, prior=share, seed=self.seed)
+        return self._named(made, name)
+
+    def stats(self, source: Any) -> Stats:
+        """Counts, means and sds of the columns of numbers, in their own units."""
+        rows = self.rows(source)
+        names = [name for name in rows.used if name not in rows.levels]
+        raw = dataclasses.replace(self, columns={n: _without(c, "centre", "scale") for n, c in self.columns.items()})
+        return column_stats(raw.rows(source), names, min_rows=max(2, self.min_rows))
+
+    def _named(self, fit: ShardFit, name: str) -> ShardFit:
+        label = f"{fit.shard} of {fit.num_shards} ({name})"
+        return dataclasses.replace(fit, label=label, made_of=dataclasses.replace(fit.made_of, study=self.name))
+
+    def _made_up(self) -> dict[str, list[Any]]:
+        """Rows that the study would take, of which only names, shapes and types matter."""
+        made = {}
+        for name in self.rows({}).used:
+            column = self.columns.get(name, {})
+            low, high = column.get("limits", (None, None))
+            low = high - 1 if low is None and high is not None else low or 0
+            choices = column.get("levels") or [low, low + 1 if high is None else high]
+            made[name] = list(itertools.islice(itertools.cycle(choices), 8))
+        return made
+
+
+def _without(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name not in names}
+
+
+def load_study(path: str | Path) -> Study:
+    """The study in a `study.toml`, checked."""
+    path = Path(path)
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise EpviError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise EpviError(f"{path} is not TOML: {str(error).splitlines()[0]}.") from error
+    return _Reader(path).study(table)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    path: Path
+
+    def study(self, table: dict[str, Any]) -> Study:
+        self.known(table, _TOP | {"inference"}, "")
+        columns = {name: self.column(name, said) for name, said in self.table(table, "columns").items()}
+        arguments = self.table(table, "arguments")
+        if not arguments:
+            raise self.wrong("arguments", 'is empty: say what the model\'s arguments are made of, as in y = "num"')
+        made = Study(
+            path=self.path,
+            name=self.text(table, "name", self.path.stem),
+            model_reference=self.text(table, "model"),
+            arguments=arguments,
+            fixed=self.table(table, "fixed"),
+            columns=columns,
+            shards=self.shards(table),
+            inference=self.inference(self.table(table, "inference")),
+            seed=self.whole(table, "seed", 0, 0),
+            min_rows=self.whole(table, "min_rows", 1, 1),
+            drop_missing=self.truth(table, "drop_missing"),
+            hash_key=self.text(table, "hash_key", ""),
+        )
+        try:
+            used = made.rows({}).used
+        except EpviError as error:
+            raise EpviError(f"{self.path}: {error}") from None
+        self.known(columns, set(used), "columns.", "no argument is made of it")
+        return made
+
+    def wrong(self, what: str, how: str) -> EpviError:
+        return EpviError(f"{what} in {self.path} {how}.")
+
+    def known(
+        self, table: Mapping[str, Any], names: set[str], prefix: str, why: str = "there is no such entry"
+    ) -> None:
+        for name in table:
+            if name not in names:
+                near = difflib.get_close_matches(name, names, 1)
+                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
+                raise self.wrong(f"{prefix}{name}", f"is not known ({why}): {meant}")
+
+    def table(self, table: Mapping[str, Any], name: str) -> dict[str, Any]:
+        found = table.get(name, {})
+        if not isinstance(found, dict):
+            raise self.wrong(name, f"is not a table: write [{name}] above its entries")
+        return found
+
+    def text(self, table: Mapping[str, Any], name: str, default: str | None = None) -> str:
+        found = table.get(name, default)
+        if not isinstance(found, str) or (not found and default is None):
+            raise self.wrong(name, "is missing" if found is None else "is not a text: put it in quotes")
+        return found
+
+    def whole(self, table: Mapping[str, Any], name: str, default: int, least: int) -> int:
+        try:
+            return at_least(name, table.get(name, default), least)
+        except EpviError as error:
+            raise EpviError(f"{self.path}: {error}") from None
+
+    def truth(self, table: Mapping[str, Any], name: str) -> bool:
+        found = table.get(name, False)
+        if not isinstance(found, bool):
+            raise self.wrong(name, "is neither true nor false")
+        return found
+
+    def column(self, name: str, said: Any) -> dict[str, Any]:
+        if not isinstance(said, dict):
+            raise self.wrong(f"columns.{name}", "is not a table")
+        self.known(said, _COLUMN, f"columns.{name}.")
+        if ("centre" in said) != ("scale" in said):
+            raise self.wrong(f"columns.{name}", "has one of centre and scale: give both (epvi pool prints them)")
+        for bound in said.get("limits", []) if isinstance(said.get("limits"), list) else []:
+            if not isinstance(bound, int | float) or math.isnan(bound):
+                raise self.wrong(f"columns.{name}.limits", "are not two numbers (inf and -inf are allowed)")
+        return said
+
+    def shards(self, table: Mapping[str, Any]) -> dict[str, Fraction]:
+        said = table.get("shards")
+        if isinstance(said, list) and said and all(isinstance(name, str) for name in said):
+            if len(set(said)) < len(said):
+                raise self.wrong("shards", "name one site twice")
+            return {name: Fraction(1, len(said)) for name in said}
+        if not isinstance(said, dict) or not said:
+            raise self.wrong("shards", 'are missing: list the sites, as in shards = ["north", "south"]')
+        try:
+            shares = {name: as_share(share, len(said)) for name, share in said.items()}
+        except EpviError as error:
+            raise EpviError(f"{self.path}: {error}") from None
+        if sum(shares.values()) != 1:
+            raise self.wrong("shards", f"have shares of the prior that sum to {sum(shares.values())}, not to 1")
+        return shares
+
+    def inference(self, said: dict[str, Any]) -> NVI:
+        self.known(said, _INFERENCE, "inference.")
+        covariance = said.get("covariance", "auto")
+        if covariance not in COVARIANCES:
+            raise self.wrong("inference.covariance", f"is not one of {', '.join(COVARIANCES)}")
+        try:
+            return NVI(**{**said, "covariance": COVARIANCES[covariance]})
+        except EpviError as error:
+            raise EpviError(f"{self.path}: {error}") from None
