@@ -43,6 +43,10 @@ def log_density(mixture, theta):
     )
 
 
+def log_normal(x, mean, precision):
+    return 0.5 * (math.log(np.linalg.det(precision / (2 * math.pi))) - (x - mean) @ precision @ (x - mean))
+
+
 def moments(mixture):
     weights, means, covariances = dense(mixture)
     mean = sum(w * m for w, m in zip(weights, means, strict=True))
@@ -53,16 +57,18 @@ def moments(mixture):
 def enumerate_product(mixtures):
     """The paper's equations 5-8 for every index vector: log W, μ, Σ, in the order of itertools.product."""
     parts = [dense(mixture) for mixture in mixtures]
+    inverses = [np.linalg.inv(c) for _, _, c in parts]
     log_ws, means, covariances = [], [], []
     for index in itertools.product(*(range(mixture.num_components) for mixture in mixtures)):
-        precisions = [np.linalg.inv(c[k]) for (_, _, c), k in zip(parts, index, strict=True)]
+        precisions = [p[k] for p, k in zip(inverses, index, strict=True)]
         centres = [m[k] for (_, m, _), k in zip(parts, index, strict=True)]
-        covariance = np.linalg.inv(sum(precisions))
+        total = sum(precisions)
+        covariance = np.linalg.inv(total)
         mean = covariance @ sum(p @ m for p, m in zip(precisions, centres, strict=True))
         log_w = sum(math.log(w[k]) for (w, _, _), k in zip(parts, index, strict=True))
         for p, m in zip(precisions, centres, strict=True):
-            log_w += multivariate_normal.logpdf(m, mean, np.linalg.inv(p))
-        log_w -= multivariate_normal.logpdf(mean, mean, covariance)
+            log_w += log_normal(m, mean, p)
+        log_w -= log_normal(mean, mean, total)
         log_ws.append(log_w)
         means.append(mean)
         covariances.append(covariance)

@@ -37,20 +37,34 @@ def test_the_products_page_prints_what_it_says():
     assert abs(effective(printed) / effective(block) - 1) < 0.2
 
 
-@pytest.mark.parametrize(
-    ("example", "said"),
-    [
-        ("demo.py", ["six shards", "all rows", "NUTS", "w[0]"]),
-        pytest.param("products.py", ["Exact", "Chain", "Subset", "Anchored"], marks=pytest.mark.slow),
-    ],
-)
-def test_the_examples_draw_their_pictures(example, said, tmp_path):
+DEMO_SAYS = ["six shards", "all rows", "NUTS", "w[0]"]
+SMALL_DEMO = """
+import sys
+import demo
+demo.NUM_ROWS, demo.WARM_UP, demo.DRAWS = 600, 30, 50
+demo.main(sys.argv[1])
+"""
+
+
+def drawn(arguments, said, tmp_path):
     picture = tmp_path / "demo.png"
-    command = [sys.executable, str(ROOT / "examples" / example), str(picture)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    command = [sys.executable, *arguments, str(picture)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT / "examples")
     for word in said:
         assert word in done.stdout
+    return picture.read_bytes()
+
+
+def test_the_demo_draws_its_picture_of_few_rows(tmp_path):
+    assert drawn(["-c", SMALL_DEMO], DEMO_SAYS, tmp_path).startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("example", "said"), [("demo.py", DEMO_SAYS), ("products.py", ["Exact", "Chain", "Subset", "Anchored"])]
+)
+def test_the_examples_draw_their_pictures(example, said, tmp_path):
+    assert drawn([example], said, tmp_path).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "rich", "distributed", "pandas", "scipy.stats"])

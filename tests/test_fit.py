@@ -19,6 +19,8 @@ from epvi.models import logistic, simulate_logistic
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
 QUICK = epvi.NVI(2, num_starts=4, num_draws=64)
+# One object, so that what this process compiles for it is compiled once.
+LOGISTIC = epvi.Model(logistic)
 
 
 def same(a, b):
@@ -34,20 +36,22 @@ def same(a, b):
     )
 
 
-def test_any_number_of_workers_gives_the_same_bits():
-    one, two, eight = (epvi.fit(logistic, ROWS, 5, inference=QUICK, executor=n, seed=3) for n in (1, 2, 8))
+@pytest.mark.parametrize(("num_shards", "most"), [(3, 4), pytest.param(5, 8, marks=pytest.mark.slow)])
+def test_any_number_of_workers_gives_the_same_bits(num_shards, most):
+    one, two, many = (epvi.fit(logistic, ROWS, num_shards, inference=QUICK, executor=n, seed=3) for n in (1, 2, most))
     assert same(one, two)
-    assert same(one, eight)
-    other = epvi.fit(logistic, ROWS, 5, inference=QUICK, executor=8, seed=4)
+    assert same(one, many)
+    other = epvi.fit(logistic, ROWS, num_shards, inference=QUICK, executor=most, seed=4)
     assert not same(one, other)
 
 
-def test_other_executors_agree_to_ten_digits():
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_other_executors_agree_to_ten_digits(num_workers):
     distributed = pytest.importorskip("distributed")
     ours = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=2)
     with ThreadPoolExecutor(2) as threads:
         threaded = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=threads)
-    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
+    cluster = distributed.LocalCluster(n_workers=num_workers, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster) as client:
         dasked = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=client.get_executor())
     for theirs in (threaded, dasked):
@@ -55,7 +59,7 @@ def test_other_executors_agree_to_ten_digits():
         np.testing.assert_allclose(theirs.mixture.covariance(), ours.mixture.covariance(), rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_a_thread_pool_runs_a_new_model_in_all_its_threads(attempt):
     """NumPyro's handlers are one stack for all threads, which must not see each other's models."""
 
@@ -115,14 +119,14 @@ def test_rows_can_be_split_by_a_column_that_the_model_does_not_take():
         "3 of 3 (hospital = west)",
     ]
     by_hand = [
-        epvi.fit_shard(logistic, {k: v[m::3] for k, v in ROWS.items()}, f"{m + 1}/3", inference=QUICK) for m in range(3)
+        epvi.fit_shard(LOGISTIC, {k: v[m::3] for k, v in ROWS.items()}, f"{m + 1}/3", inference=QUICK) for m in range(3)
     ]
     np.testing.assert_allclose(posterior.mixture.mean(), epvi.combine(by_hand).mixture.mean(), rtol=1e-8)
 
 
 def test_rows_in_their_order_are_runs_of_rows():
     posterior = epvi.fit(logistic, ROWS, 3, shuffle=False, inference=QUICK)
-    second = epvi.fit_shard(logistic, {k: v[200:400] for k, v in ROWS.items()}, "2/3", inference=QUICK)
+    second = epvi.fit_shard(LOGISTIC, {k: v[200:400] for k, v in ROWS.items()}, "2/3", inference=QUICK)
     np.testing.assert_allclose(posterior.fits[1].mixture.means, second.mixture.means, rtol=1e-8)
 
 
@@ -133,7 +137,7 @@ def test_a_failing_shard_names_itself_and_keeps_the_others():
     with pytest.raises(epvi.ShardError, match=r"shard 4 of 4 .* column 'y' has 3 values outside") as error:
         epvi.fit(logistic, rows, 4, shuffle=False, inference=QUICK)
     assert [fit.shard for fit in error.value.fits] == [1, 2, 3]
-    mended = epvi.fit_shard(logistic, {k: v[450:] for k, v in ROWS.items()}, "4/4", inference=QUICK)
+    mended = epvi.fit_shard(LOGISTIC, {k: v[450:] for k, v in ROWS.items()}, "4/4", inference=QUICK)
     posterior = epvi.combine([*error.value.fits, mended])
     np.testing.assert_allclose(
         posterior.mixture.mean(),
@@ -209,7 +213,7 @@ def model(x, y=None):
 rng = np.random.default_rng(0)
 x = rng.normal(size=(200, 2))
 rows = {"x": x, "y": x @ np.ones(2) + rng.normal(size=200)}
-posterior = epvi.fit(model, rows, shards=4, progress=True)
+posterior = epvi.fit(model, rows, shards=4, inference=epvi.NVI(1, num_starts=2, num_draws=8), progress=True)
 truth = np.linalg.inv(x.T @ x + np.eye(2) / scale**2)
 assert np.allclose(posterior.mixture.covariance(), truth, rtol=1e-6)
 print("fitted", posterior.summary()["w[0]"]["mean"])
@@ -282,8 +286,8 @@ def gaussian(x, y=None):
 
 
 def test_float32_rows_give_the_same_posterior_within_their_accuracy():
-    double = epvi.fit(gaussian, ROWS, 3, executor=2)
-    single = epvi.fit(gaussian, {name: column.astype(np.float32) for name, column in ROWS.items()}, 3, executor=2)
+    rows = {name: column.astype(np.float32) for name, column in ROWS.items()}
+    double, single = (epvi.fit(gaussian, given, 3, inference=QUICK, executor=2) for given in (ROWS, rows))
     assert single.mixture.means.dtype == np.float64
     away = (single.mixture.mean() - double.mixture.mean()) / double.mixture.sd()
     assert np.max(np.abs(away)) < 1e-2

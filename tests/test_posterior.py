@@ -28,12 +28,15 @@ def linear(x, y=None, *, spread=5.0):
         numpyro.sample("y", dist.Normal(x @ w, sigma), obs=y)
 
 
+# One object, so that what is compiled for it is compiled once.
+LINEAR = epvi.Model(linear)
+
+
 @pytest.fixture(scope="module")
 def fits():
-    model = epvi.Model(linear)
     parts = np.array_split(np.arange(120), 3)
     return [
-        epvi.fit_shard(model, {k: v[part] for k, v in ROWS.items()}, f"{m}/3") for m, part in enumerate(parts, start=1)
+        epvi.fit_shard(LINEAR, {k: v[part] for k, v in ROWS.items()}, f"{m}/3") for m, part in enumerate(parts, start=1)
     ]
 
 
@@ -83,7 +86,7 @@ def test_the_log_density_takes_theta_and_named_values(posterior):
 
 def test_the_held_out_likelihood_is_the_log_of_the_mean_over_draws(posterior):
     rows = {name: column[:50] for name, column in ROWS.items()}
-    found = epvi.log_predictive(linear, posterior, rows, num_samples=300, seed=4)
+    found = epvi.log_predictive(LINEAR, posterior, rows, num_samples=300, seed=4)
     theta = posterior.mixture.sample(300, seed=4)
     w, sigma = theta[:, :2], np.exp(theta[:, 2])
     logs = -0.5 * ((rows["y"] - w @ rows["x"].T) / sigma[:, None]) ** 2 - np.log(sigma * np.sqrt(2 * np.pi))[:, None]
@@ -91,20 +94,20 @@ def test_the_held_out_likelihood_is_the_log_of_the_mean_over_draws(posterior):
 
 
 def test_blocks_do_not_change_the_held_out_likelihood(posterior, monkeypatch):
-    whole = epvi.log_predictive(linear, posterior, ROWS, num_samples=50)
+    whole = epvi.log_predictive(LINEAR, posterior, ROWS, num_samples=50)
     monkeypatch.setattr(sys.modules["epvi.site.replies"], "_BLOCK", 50 * 7)  # 120 rows in blocks of 7
-    assert epvi.log_predictive(linear, posterior, ROWS, num_samples=50) == pytest.approx(whole, rel=1e-12)
+    assert epvi.log_predictive(LINEAR, posterior, ROWS, num_samples=50) == pytest.approx(whole, rel=1e-12)
 
 
 def test_predictions_come_as_from_numpyro(posterior):
-    made = epvi.predict(linear, posterior, {"x": X[:4]}, num_samples=2000, seed=0)
+    made = epvi.predict(LINEAR, posterior, {"x": X[:4]}, num_samples=2000, seed=0)
     assert made["y"].shape == (2000, 4)
     assert made["twice"].shape == (2000, 2)
     mean = X[:4] @ posterior.mixture.mean()[:2]
     error = made["y"].std(axis=0) / np.sqrt(2000)
     assert np.all(np.abs(made["y"].mean(axis=0) - mean) < 4 * error + 1e-3)
     # Observed columns are left out, not echoed.
-    again = epvi.predict(linear, posterior, {"x": X[:4], "y": np.full(4, 99.0)}, num_samples=2000, seed=0)
+    again = epvi.predict(LINEAR, posterior, {"x": X[:4], "y": np.full(4, 99.0)}, num_samples=2000, seed=0)
     np.testing.assert_array_equal(again["y"], made["y"])
 
 
@@ -152,11 +155,11 @@ def test_exchangeable_sources_are_aligned_whatever_order_a_shard_found_them_in()
 
 def test_shares_of_the_prior_can_be_unequal():
     halves = {k: v[:60] for k, v in ROWS.items()}, {k: v[60:] for k, v in ROWS.items()}
-    even = epvi.combine([epvi.fit_shard(linear, rows, f"{m}/2") for m, rows in enumerate(halves, start=1)])
+    even = epvi.combine([epvi.fit_shard(LINEAR, rows, f"{m}/2") for m, rows in enumerate(halves, start=1)])
     uneven = epvi.combine(
         [
-            epvi.fit_shard(linear, halves[0], "1/2", prior=Fraction(3, 4)),
-            epvi.fit_shard(linear, halves[1], "2/2", prior="1/4"),
+            epvi.fit_shard(LINEAR, halves[0], "1/2", prior=Fraction(3, 4)),
+            epvi.fit_shard(LINEAR, halves[1], "2/2", prior="1/4"),
         ]
     )
     np.testing.assert_allclose(uneven.mixture.mean()[:2], even.mixture.mean()[:2], atol=0.02)
@@ -165,9 +168,8 @@ def test_shares_of_the_prior_can_be_unequal():
 def test_a_share_given_as_a_decimal_is_that_decimal():
     parts = np.array_split(np.arange(120), 10)
     inference = epvi.NVI(1, num_starts=2, num_draws=8)
-    model = epvi.Model(linear)
     fits = [
-        epvi.fit_shard(model, {k: v[p] for k, v in ROWS.items()}, f"{m}/10", prior=0.1, inference=inference)
+        epvi.fit_shard(LINEAR, {k: v[p] for k, v in ROWS.items()}, f"{m}/10", prior=0.1, inference=inference)
         for m, p in enumerate(parts, start=1)
     ]
     assert len(epvi.combine(fits).fits) == 10
@@ -221,9 +223,9 @@ def test_a_shard_must_not_be_there_twice_or_be_missing(fits):
 
 def test_predictions_need_a_posterior(untyped):
     with pytest.raises(epvi.EpviError, match=r"pass what epvi\.fit or epvi\.combine gives"):
-        epvi.predict(linear, 3, {"x": X[:3]})
+        epvi.predict(LINEAR, 3, {"x": X[:3]})
     with pytest.raises(epvi.EpviError, match=r"pass what epvi\.fit or epvi\.combine gives"):
-        epvi.log_predictive(linear, 3, ROWS)
+        epvi.log_predictive(LINEAR, 3, ROWS)
 
 
 def test_other_models_and_bad_fits_are_refused(fits, posterior):
@@ -241,13 +243,13 @@ def test_other_models_and_bad_fits_are_refused(fits, posterior):
 @pytest.mark.parametrize("shard", ["0/3", "4/3", "3", 3, "a/b", "1/0", None])
 def test_a_shards_number_is_checked(shard, untyped):
     with pytest.raises(epvi.EpviError, match='write "3/6"'):
-        epvi.fit_shard(linear, ROWS, shard)
+        epvi.fit_shard(LINEAR, ROWS, shard)
 
 
 @pytest.mark.parametrize("prior", [-1, 2, "x", "1/0", float("nan")])
 def test_a_share_is_checked(prior, untyped):
     with pytest.raises(epvi.EpviError, match="prior is"):
-        epvi.fit_shard(linear, ROWS, "1/2", prior=prior)
+        epvi.fit_shard(LINEAR, ROWS, "1/2", prior=prior)
 
 
 def test_models_of_densities_have_no_predictions(posterior):

@@ -49,6 +49,28 @@ SUPPORTS = {
     "independent interval": ((2,), constraints.independent(constraints.interval(*BOUNDS), 1), 2),
 }
 
+# Each of these has a near relative above; there and back, and the Jacobian, run for them with the slow tests.
+RELATIVES = [
+    "real",
+    "real_vector",
+    "nonnegative",
+    "softplus_positive",
+    "interval",
+    "open_interval",
+    "unit_interval",
+    "greater_than",
+    "greater_than_eq",
+    "less_than_eq",
+    "simplex",
+    "positive_ordered_vector",
+    "softplus_lower_cholesky",
+    "scaled_unit_lower_cholesky",
+    "positive_semidefinite",
+    "zero_sum",
+    "independent",
+]
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in RELATIVES else name for name in SUPPORTS]
+
 
 def alone(name):
     shape, support, _ = SUPPORTS[name]
@@ -74,7 +96,7 @@ def log_jacobian(space, theta):
         return float(space.log_jacobian(jnp.asarray(theta)))
 
 
-@pytest.mark.parametrize("name", SUPPORTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_values_go_there_and_back_with_any_leading_axes(name):
     shape, support, size = SUPPORTS[name]
     space = alone(name)
@@ -88,7 +110,7 @@ def test_values_go_there_and_back_with_any_leading_axes(name):
     np.testing.assert_allclose(space.unconstrain(values), theta, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", SUPPORTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_jacobian_is_the_determinant_of_the_derivatives(name):
     space = alone(name)
     with jax.enable_x64(True):

@@ -61,7 +61,7 @@ def expected(points, rows):
 POINTS = np.random.default_rng(0).normal(size=(3, D))
 
 
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 24, 30])
+@pytest.mark.parametrize("n", [1, 8, 30, *(pytest.param(n, marks=pytest.mark.slow) for n in (7, 9, 24))])
 def test_blocks_sum_to_the_formula(programs, n):
     rows = rows_of(n)
     value, gradient, hessian = expected(POINTS, rows)
