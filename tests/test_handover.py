@@ -338,4 +338,4 @@ def test_what_is_no_file_is_refused(tmp_path):
 def test_kinds_of_later_rounds_are_named_not_guessed(tmp_path):
     path = tmp_path / "a.epvi"
     path.write_bytes(seal(Envelope("draws", {}, {})))
-    refused(lambda: epvi.load(path), "holds draws: pass a file of a shard's fit or of a posterior")
+    refused(lambda: epvi.load(path), "holds draws, which this epvi cannot use: pass a shard's fit or a posterior")

@@ -126,18 +126,21 @@ class Posterior:
         )
         return Status(self.product.status.ok, self.product.status.text + doubt)
 
-    def update(self, fit: ShardFit, *, accept_unconverged: bool = False) -> "Posterior":
-        """The posterior with a late shard's fit in it, and without what stood in for that shard."""
+    def update(self, *fits: ShardFit, accept_unconverged: bool = False) -> "Posterior":
+        """The posterior with late shards' fits in it, and without what stood in for those shards."""
         # The door opens both ways: combining makes posteriors.
         from epvi.hub.combine import combine
 
-        if not isinstance(fit, ShardFit):
-            raise EpviError(f"fit is a {type(fit).__name__}: pass what epvi.fit_shard or epvi.load gives.")
-        others = [other for other in self.fits if not (other.is_stand_in and other.shard == fit.shard)]
+        for fit in fits:
+            if not isinstance(fit, ShardFit):
+                raise EpviError(f"a fit is a {type(fit).__name__}: pass what epvi.fit_shard or epvi.load gives.")
+        late = {fit.shard for fit in fits}
+        others = [other for other in self.fits if not (other.is_stand_in and other.shard in late)]
         # Those that are in it were accepted when they came.
-        accept = accept_unconverged or (fit.status.ok and any(not other.status.ok for other in others))
+        bad = [fit for fit in fits if not fit.status.ok]
+        accept = accept_unconverged or (not bad and any(not other.status.ok for other in others))
         seed = np.asarray(self.choices.key, np.uint32)
-        return combine([*others, fit], self.choices.product, accept_unconverged=accept, seed=seed)
+        return combine([*others, *fits], self.choices.product, accept_unconverged=accept, seed=seed)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, with the shards' fits, whole or not at all."""

@@ -1,0 +1,72 @@
+"""The verb of the centre: `combine`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from epvi.cli import options
+from epvi.cli.output import about_posterior, busy, give, size_of
+from epvi.errors import EpviError
+
+if TYPE_CHECKING:
+    from epvi.hub import Posterior
+
+
+@click.command
+@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write the posterior to.")
+@click.option("--check", is_flag=True, help="Print the conflict report: how far each shard is from the others.")
+@click.option("--accept-unconverged", is_flag=True, help="Take also fits that did not end well.")
+@options.product
+@options.seed
+@options.as_json
+@click.pass_context
+def combine(context: click.Context, files: tuple[Path, ...], **said: Any) -> None:
+    """Multiply the shards' FILES into the posterior of all rows. No rows and no model code are needed.
+
+    A posterior among the FILES is updated: late shards are put in, and take the place of what stood in for them.
+
+    \b
+    Examples:
+      epvi combine site-*.epvi -o posterior.epvi --check
+      epvi combine posterior.epvi site-4.epvi -o posterior.epvi      (site 4 came late)
+    """
+    if said["output"] is None and not said["check"]:
+        raise click.UsageError("Missing option '-o' / '--output' (or --check, to look only).")
+    with busy(f"combining {len(files)} files"):
+        posterior = _combined(context, files, said)
+        report = posterior.conflict() if said["check"] else None
+        summary = posterior.summary()
+    data = about_posterior(posterior, summary)
+    words = [str(summary), f"\n{posterior.stands_for}. {posterior.status}"]
+    if report is not None:
+        data["conflict"] = report.to_json()
+        words.append(f"\n{report}")
+    if said["output"] is not None:
+        path = posterior.save(said["output"])
+        data["file"] = str(path)
+        words.append(f"\nWrote {path} ({size_of(path)}).")
+    give(said["as_json"], data, "\n".join(words))
+
+
+def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":
+    from epvi.files import load
+    from epvi.hub import Posterior
+    from epvi.hub import combine as combine_fits
+
+    found = [(path, load(path)) for path in files]
+    posteriors = [(path, made) for path, made in found if isinstance(made, Posterior)]
+    fits = [made for _, made in found if not isinstance(made, Posterior)]
+    accept = said["accept_unconverged"]
+    if not posteriors:
+        return combine_fits(fits, options.make_product(said), accept_unconverged=accept, seed=said["seed"])
+    if len(posteriors) > 1:
+        raise EpviError(
+            f"{posteriors[0][0]} and {posteriors[1][0]} are both posteriors: combine the shards' files, or update one"
+            " posterior with late shards."
+        )
+    for name in ("product", "samples", "seed"):
+        if str(context.get_parameter_source(name)) == "ParameterSource.COMMANDLINE":
+            raise click.UsageError(f"{posteriors[0][0]} keeps the --{name} it was made with: leave it out.")
+    return posteriors[0][1].update(*fits, accept_unconverged=accept)

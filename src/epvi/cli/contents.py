@@ -1,0 +1,147 @@
+"""Everything that is in a file, in words: nothing that is written is left unsaid."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from epvi.cli.output import size_of
+from epvi.supports import describe
+
+if TYPE_CHECKING:
+    from epvi.columnstats import Stats
+    from epvi.handover import Provenance, ShardFit
+    from epvi.hub import Posterior
+    from epvi.mixture import GaussianMixture
+    from epvi.space import Space
+
+
+def of_fit(file: Path, fit: "ShardFit") -> str:
+    """A shard's fit."""
+    made = fit.made_of
+    rows = "no rows (it stands in for a missing site)" if fit.is_stand_in else f"{fit.num_rows:,} rows"
+    bound = f"{float(fit.elbo.value):.4f} ± {float(fit.elbo.standard_error):.4f} nats"
+    count = sum(np.size(array) for array in (fit.mixture.log_weights, fit.mixture.means, fit.mixture.roots))
+    lines = [
+        ("file", f"{file}, {size_of(file)}, a shard's fit"),
+        ("study", made.study or "none"),
+        ("shard", fit.label),
+        ("stands for", f"{rows}, and {fit.prior} of the prior"),
+        ("status", fit.status.text),
+        ("bound", f"{bound}, {fit.gap:.3g} nats below the evidence as far as its own draws tell"),
+        ("bound by sweep", ", ".join(f"{x:.4f}" for x in fit.history) or "none"),
+        ("effort", f"{fit.passes} passes over the rows in {fit.seconds:g} s"),
+        *_made_of(made),
+        ("parameters", ""),
+        *_parameters(fit.space),
+        ("mixture", f"{fit.mixture.num_components} x {_family(fit.mixture)} Gaussian over unconstrained parameters"),
+        *_components(fit.mixture, fit.space),
+    ]
+    ending = (
+        f"That is all: {count:,} numbers of the mixture, and the text above. No row and no value of a column is in it;"
+        " docs/multi-site.md says what means and covariances can tell of rows."
+    )
+    return f"{_lined_up(lines)}\n\n{ending}"
+
+
+def of_posterior(file: Path, posterior: "Posterior") -> str:
+    """A posterior."""
+    product = posterior.choices.product
+    lines = [
+        ("file", f"{file}, {size_of(file)}, a posterior"),
+        ("stands for", posterior.stands_for),
+        ("status", posterior.status.text),
+        ("product", "by size" if product is None else repr(product)),
+        ("seed", _seed(posterior.choices.key)),
+        *_made_of(posterior.fits[0].made_of),
+        ("parameters", ""),
+        *_parameters(posterior.space),
+        ("shards", "each shard's own file is in it (epvi show on that file prints it)"),
+    ]
+    for fit in posterior.fits:
+        lines.append(("", f"{fit.label}: {fit.num_rows:,} rows, {fit.prior} of the prior. {fit.status}"))
+    return f"{_lined_up(lines)}\n\n{posterior.summary()}"
+
+
+def of_stats(file: Path, stats: "Stats") -> str:
+    """Statistics of columns."""
+    rows = [["", "values", "missing", "mean", "sd"]]
+    for name, column in stats.columns.items():
+        rows.append([name, f"{column.count:,}", f"{column.missing:,}", f"{column.mean:.10g}", f"{column.sd:.10g}"])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = "\n".join(
+        row[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
+        for row in rows
+    )
+    return f"{file}, {size_of(file)}, statistics of columns\n\n{table}\n\nThat is all that is in it."
+
+
+def numbers(mixture: "GaussianMixture", space: "Space") -> dict[str, Any]:
+    """The mixture's numbers by name, for JSON."""
+    return {
+        "structure": _family(mixture),
+        "coordinates": [space.coordinate(i) for i in range(space.dim)],
+        "weights": np.asarray(mixture.weights).tolist(),
+        "means": np.asarray(mixture.means).tolist(),
+        "covariances": np.asarray(mixture.covariances()).tolist(),
+    }
+
+
+def _made_of(made: "Provenance") -> list[tuple[str, str]]:
+    lines = [("model", f"{made.model}, recognised by what it computes at fixed points and made-up rows:")]
+    lines.append(("", f"log prior {_numbers(made.prior_values)}"))
+    lines.append(("", f"log likelihood {_numbers(made.row_values)}"))
+    lines += [("fixed argument", f"{name}, hash {digest}") for name, digest in made.fixed.items()]
+    for name, sources in made.columns.items():
+        lines.append((f"argument {name}", f"made of {', '.join(sources)}"))
+    for name, (centre, scale) in made.standardised.items():
+        lines.append((f"column {name}", f"standardised by centre {centre:g} and scale {scale:g}"))
+    for name, levels in made.levels.items():
+        lines.append((f"column {name}", f"has the levels {', '.join(levels)}"))
+    lines.append(("rows", f"keyed hash {made.rows}" if made.rows else "no hash"))
+    settings = ", ".join(f"{name}={value}" for name, value in made.inference.items() if name != "name")
+    lines.append(("inference", f"{made.inference.get('name', 'unknown')}({settings})"))
+    return [*lines, ("seed", _seed(made.key)), ("written by", f"epvi {made.version}")]
+
+
+def _seed(key: tuple[int, ...]) -> str:
+    return str(key[1]) if len(key) == 2 and key[0] == 0 else f"key {list(key)}"
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return ", ".join("unknown" if value != value else f"{value:.6g}" for value in values) or "none"
+
+
+def _parameters(space: "Space") -> list[tuple[str, str]]:
+    lines = []
+    for parameter in space.parameters:
+        support = describe(parameter.name, parameter.support)
+        said = support if isinstance(support, str) else " ".join(f"{name} {args}" for name, args in support.items())
+        shape = f"shape {parameter.shape}, " if parameter.shape else ""
+        lines.append(("", f"{parameter.name}: {shape}{said}"))
+    for group in space.exchangeable:
+        lines.append(("", f"exchangeable along their first axis: {', '.join(group)}"))
+    return lines
+
+
+def _family(mixture: "GaussianMixture") -> str:
+    return type(mixture.structure).__name__.lower()
+
+
+def _components(mixture: "GaussianMixture", space: "Space") -> list[tuple[str, str]]:
+    """Weight, and mean ± sd of every coordinate."""
+    lines = []
+    covariances = np.asarray(mixture.covariances())
+    for k, (weight, mean) in enumerate(zip(np.asarray(mixture.weights), np.asarray(mixture.means), strict=True)):
+        variances = np.diag(covariances[k]) if covariances.ndim == 3 else np.broadcast_to(covariances[k], mean.shape)
+        lines.append(("", f"component {k + 1}, weight {weight:.4g}:"))
+        for i, (value, sd) in enumerate(zip(mean, np.sqrt(variances), strict=True)):
+            lines.append(("", f"  {space.coordinate(i)}: {value:.6g} ± {sd:.3g}"))
+    if covariances.ndim == 3:
+        lines.append(("", "and the correlations between them"))
+    return lines
+
+
+def _lined_up(lines: list[tuple[str, str]]) -> str:
+    width = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name.ljust(width)}  {said}".rstrip() for name, said in lines)

@@ -1,0 +1,83 @@
+"""The verb that shows how it works: `demo`."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+
+from epvi.cli import options
+from epvi.cli.output import give
+
+_SITES, _ROWS, _COLUMNS = 6, 1000, 4
+
+
+@click.command
+@click.option("--into", type=click.Path(path_type=Path), help="Keep the simulated tables and the files in this folder.")
+@options.seed
+@options.as_json
+@click.pass_context
+def demo(context: click.Context, into: Path | None, seed: int, as_json: bool) -> None:
+    """Fit six simulated sites apart and combine them, to see it work.
+
+    \b
+    Example:
+      epvi demo --into demo/
+    """
+    from epvi.cli.combining import combine
+    from epvi.cli.fitting import shard
+
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = into or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        truth = _simulate(folder, seed)
+        columns = ",".join(f"x{i}" for i in range(_COLUMNS))
+        files = [str(folder / f"site-{m}.epvi") for m in range(1, _SITES + 1)]
+        for m, file in enumerate(files, start=1):
+            arguments = ["logistic", "--rows", str(folder / f"site-{m}.csv"), "--x", columns, "--y", "y"]
+            _run(context, shard, [*arguments, "--shard", f"{m}/{_SITES}", "-o", file], as_json)
+        _run(context, combine, [*files, "--check", "-o", str(folder / "posterior.epvi")], as_json)
+        _tell(folder, truth, as_json)
+
+
+def _run(context: click.Context, verb: click.Command, arguments: list[str], quiet: bool) -> None:
+    """Say the command as a user would write it, and run it."""
+    if not quiet:
+        click.secho(f"\n$ epvi {verb.name} {' '.join(arguments)}", bold=True)
+        verb.main(arguments, standalone_mode=False, parent=context)
+        return
+    import contextlib
+    import io
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        verb.main(arguments, standalone_mode=False, parent=context)
+
+
+def _simulate(folder: Path, seed: int) -> dict[str, Any]:
+    """A table for every site, and the weights that made them."""
+    import numpy as np
+
+    from epvi.models import simulate_logistic
+
+    rows, truth = simulate_logistic(_SITES * _ROWS, _COLUMNS, seed=seed)
+    table = np.column_stack([rows["x"], rows["y"]])
+    header = ",".join([*(f"x{i}" for i in range(_COLUMNS)), "y"])
+    for m, part in enumerate(np.array_split(table, _SITES), start=1):
+        np.savetxt(folder / f"site-{m}.csv", part, "%.17g", ",", header=header, comments="")
+    return truth
+
+
+def _tell(folder: Path, truth: dict[str, Any], as_json: bool) -> None:
+    from epvi.files import load
+    from epvi.hub import Posterior
+
+    posterior = load(folder / "posterior.epvi")
+    assert isinstance(posterior, Posterior)
+    summary = posterior.summary()
+    weights = {f"w[{i}]": float(weight) for i, weight in enumerate(truth["w"])}
+    found = {name: summary[name] for name in weights}
+    lines = [f"  {n}: {found[n]['mean']:.3f} ± {found[n]['sd']:.3f}, made with {w:.3f}" for n, w in weights.items()]
+    words = "\nThe rows were never in one place, and the posterior knows the weights that made them:\n" + "\n".join(
+        lines
+    )
+    give(as_json, {"found": found, "made_with": weights, "stands_for": posterior.stands_for}, words)

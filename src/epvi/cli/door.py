@@ -1,0 +1,89 @@
+"""The door: the group of all verbs, and what becomes of a refusal."""
+
+import difflib
+import importlib
+import json
+import sys
+from typing import Any
+
+import click
+
+from epvi.errors import EpviError
+from epvi.version import __version__
+
+# Each verb, the room it is in, and what `epvi --help` says of it.
+_VERBS = {
+    "demo": ("demo", "Fit six simulated sites apart and combine them, to see it work."),
+    "fit": ("fitting", "Fit a model to rows in one place, in shards on all cores."),
+    "shard": ("fitting", "Fit one site's shard and write the file that it sends."),
+    "show": ("showing", "Print everything that is in a file, in words, before it is sent."),
+    "combine": ("combining", "Multiply the shards' files into the posterior of all rows."),
+    "summary": ("showing", "Print means, sds and quantiles of the parameters."),
+    "predict": ("predicting", "Predict rows with a posterior, or score them."),
+    "stats": ("pooling", "Write counts, means and sds of a site's columns, and nothing else."),
+    "pool": ("pooling", "Pool the sites' statistics into constants to standardise with."),
+    "completion": ("completing", "Print the script that makes the Tab key complete."),
+}
+
+
+class _Verbs(click.Group):
+    """Imports a verb when it is called, and turns refusals into a sentence and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        return getattr(importlib.import_module(f"epvi.cli.{_VERBS[cmd_name][0]}"), cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, said) for name, (_, said) in _VERBS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in _VERBS and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], _VERBS, 1)
+            raise click.UsageError(f"There is no verb {args[0]!r}" + (f": did you mean {near[0]!r}?" if near else "."))
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except EpviError as error:
+            _refuse(str(error))
+        except KeyboardInterrupt:
+            click.echo("epvi: interrupted; what was finished is kept.", err=True)
+            sys.exit(130)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            _refuse(f"{where}{error.strerror or error}.")
+        except MemoryError:
+            _refuse("there is not enough memory: take more shards, fewer workers, or fewer draws.")
+
+
+def _refuse(sentence: str) -> None:
+    if "--json" in sys.argv:
+        click.echo(json.dumps({"error": sentence}))
+    click.echo(f"epvi: {sentence}", err=True)
+    sys.exit(1)
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="epvi")
+def main() -> None:
+    """One posterior from data that never meets.
+
+    Every site fits its own rows and sends one small file; the centre multiplies the files into the posterior of all
+    the data.
+
+    \b
+      epvi shard   model.py:logistic --rows site3.csv --x age,chol --y num --shard 3/6 -o site-3.epvi
+      epvi show    site-3.epvi
+      epvi combine site-*.epvi -o posterior.epvi --check
+      epvi summary posterior.epvi
+
+    With all rows in one place: epvi fit model.py:logistic --rows all.parquet --shards 8 -o posterior.epvi
+    """

@@ -1,0 +1,152 @@
+"""Verbs that need rows: `fit` and `shard`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from epvi.cli import options
+from epvi.cli.output import about_fit, about_posterior, busy, give, size_of
+
+
+@click.command
+@options.model
+@options.rows
+@click.option("--shards", type=click.IntRange(1), help="Split the rows into so many shards.")
+@click.option("--by", metavar="COLUMN", help="One shard for each value of this column, instead.")
+@click.option("--no-shuffle", is_flag=True, help="Shards are runs of rows in their order.")
+@click.option("--standardise", is_flag=True, help="Centre and scale the columns of x, by all these rows.")
+@options.fixed
+@options.inference
+@options.product
+@click.option("--workers", type=click.IntRange(1), help="Processes to use; all cores unless said.")
+@click.option(
+    "--work", type=click.Path(path_type=Path), help="A folder to keep finished shards in; run again to go on."
+)
+@options.seed
+@options.output
+@options.as_json
+def fit(model: str, **said: Any) -> None:
+    """Fit MODEL to rows in one place, in shards on all cores.
+
+    MODEL is file.py:function, module:function, or a ready model: logistic, multinomial, poisson, robust_linear, tlsa.
+
+    \b
+    Example:
+      epvi fit model.py:logistic --rows susy.parquet --x lepton_pT,missing_energy --y signal \\
+          --shards 8 -o posterior.epvi --work run/
+
+    With --work, every shard's file is kept there as soon as it is finished: stopped at any moment and run again, only
+    what is missing is done, and the answer is the same.
+    """
+    if (said["shards"] is None) == (said["by"] is None):
+        raise click.UsageError("Give either --shards 8 or --by COLUMN: how many shards, or which column names them.")
+    rows = options.make_rows(said, True if said["standardise"] else None)
+    from epvi.references import model_named
+    from epvi.run import fit as run_fit
+
+    posterior = run_fit(
+        model_named(model, options.make_fixed(said["fixed"])),
+        rows,
+        said["shards"],
+        by=said["by"],
+        shuffle=not said["no_shuffle"],
+        inference=options.make_inference(said),
+        product=options.make_product(said),
+        executor=said["workers"],
+        work=said["work"],
+        seed=said["seed"],
+    )
+    path = posterior.save(said["output"])
+    summary = posterior.summary()
+    words = f"{summary}\n\n{posterior.stands_for}. {posterior.status}\nWrote {path} ({size_of(path)})."
+    give(said["as_json"], {**about_posterior(posterior, summary), "file": str(path)}, words)
+
+
+@click.command
+@options.model
+@options.rows
+@click.option("--shard", "which", required=True, metavar="3/6", help="The third of six; of a study, also its name.")
+@click.option("--prior", metavar="2/8", help="Its share of the prior, when not one of the number of shards.")
+@click.option("--no-rows", is_flag=True, help="Stand in for a missing site: its share of the prior only.")
+@options.fixed
+@options.inference
+@options.seed
+@options.output
+@options.as_json
+@click.pass_context
+def shard(context: click.Context, model: str, **said: Any) -> None:
+    """Fit one site's shard and write the file that it sends.
+
+    MODEL is file.py:function, module:function, a ready model, or study.toml: a study says all but the rows.
+
+    \b
+    Examples:
+      epvi shard model.py:logistic --rows site3.csv --x age,chol --y num --shard 3/6 -o site-3.epvi
+      epvi shard study.toml --rows site3.csv --shard 3/6 -o site-3.epvi
+      epvi shard study.toml --rows site1.csv --shard 1/6 --prior 2/6 -o site-1.epvi    (carries a missing site's share)
+      epvi shard study.toml --no-rows --shard 3/6 -o site-3.epvi                        (until site 3's rows come)
+
+    Nothing but the file leaves the site: epvi show site-3.epvi prints all that is in it.
+    """
+    made = _from_study(context, model, said) if model.endswith(".toml") else _from_options(model, said)
+    path = made.save(said["output"])
+    rows = "no rows" if made.is_stand_in else f"{made.num_rows:,} rows"
+    words = (
+        f"Shard {made.label}: {rows}, {made.prior} of the prior. {made.status}\n"
+        f"Wrote {path} ({size_of(path)}); epvi show {path} prints all that is in it."
+    )
+    give(said["as_json"], {**about_fit(made), "file": str(path)}, words)
+
+
+def _from_study(context: click.Context, path: str, said: dict[str, Any]) -> Any:
+    settled = [
+        name for name in _OF_THE_STUDY if str(context.get_parameter_source(name)) == "ParameterSource.COMMANDLINE"
+    ]
+    if settled:
+        raise click.UsageError(f"{path} settles {_OF_THE_STUDY[settled[0]]}: leave it out, or change the study.")
+    if said["no_rows"] == bool(said["rows"]):
+        raise click.UsageError("Give either --rows FILE or --no-rows.")
+    from epvi.study import load_study
+
+    study = load_study(path)
+    with busy(f"fitting shard {said['which']} of {study.name}"):
+        if said["no_rows"]:
+            return study.stand_in(said["which"], said["prior"])
+        given = list(said["rows"])
+        return study.fit(given[0] if len(given) == 1 else given, said["which"], said["prior"])
+
+
+_OF_THE_STUDY = {
+    "x": "--x",
+    "y": "--y",
+    "more": "--column",
+    "levels": "--levels",
+    "limits": "--limits",
+    "drop_missing": "--drop-missing",
+    "fixed": "--set",
+    "components": "--components",
+    "covariance": "--covariance",
+    "no_merge": "--no-merge",
+    "max_sweeps": "--max-sweeps",
+    "seed": "--seed",
+}
+
+
+def _from_options(model: str, said: dict[str, Any]) -> Any:
+    rows = options.make_rows(said)
+    from epvi.references import model_named
+    from epvi.site import fit_shard, stand_in
+
+    named = model_named(model, options.make_fixed(said["fixed"]))
+    with busy(f"fitting shard {said['which']}"):
+        if said["no_rows"]:
+            return stand_in(named, rows, said["which"], prior=said["prior"], seed=said["seed"])
+        return fit_shard(
+            named,
+            rows,
+            said["which"],
+            prior=said["prior"],
+            inference=options.make_inference(said),
+            seed=said["seed"],
+        )

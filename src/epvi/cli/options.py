@@ -1,0 +1,193 @@
+"""Options that several verbs share, and what they become: rows, an inference, a product, fixed arguments."""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from epvi.errors import EpviError
+
+if TYPE_CHECKING:
+    from epvi.hub.product.result import Product
+    from epvi.site.nvi import NVI
+    from epvi.site.recipe import Rows
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+READY = ("logistic", "multinomial", "poisson", "robust_linear", "tlsa")
+
+
+def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    ready = [CompletionItem(name, help="ready model") for name in READY if name.startswith(incomplete)]
+    return [*ready, CompletionItem(incomplete, type="file")]
+
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
+model = click.argument("model", metavar="MODEL", shell_complete=_complete_model)
+seed = click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Seed.")
+output = click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The file to write.")
+fixed = click.option(
+    "--set", "fixed", multiple=True, metavar="NAME=VALUE", help="Fix an argument: num_classes=3, or places=@places.npy."
+)
+
+
+def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
+    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
+
+
+rows = _together(
+    click.option(
+        "--rows",
+        multiple=True,
+        metavar="FILE",
+        help="CSV(.gz), Parquet, .npz or .npy; again for more files.",
+        type=click.Path(),
+    ),
+    click.option("--x", metavar="A,B,C", help="Source columns of the argument x, as a matrix."),
+    click.option("--y", metavar="A", help="Source column of the argument y."),
+    click.option(
+        "--column",
+        "more",
+        multiple=True,
+        metavar="NAME=A[,B]",
+        help="Source columns of another argument; NAME=A, makes a matrix of one.",
+    ),
+    click.option("--levels", multiple=True, metavar="A=1,2,3", help="A column's categories, in order."),
+    click.option(
+        "--limits", multiple=True, metavar="A=LOW:HIGH", help="A column's plausible range; either end may be left out."
+    ),
+    click.option("--drop-missing", is_flag=True, help="Leave out rows that lack a value."),
+)
+inference = _together(
+    click.option(
+        "--components", default=4, show_default=True, type=click.IntRange(1), help="At most so many Gaussians."
+    ),
+    click.option(
+        "--covariance",
+        type=click.Choice(["auto", "spherical", "diagonal", "full"]),
+        default="auto",
+        show_default=True,
+        help="Their family; auto is full up to 100 parameters.",
+    ),
+    click.option("--no-merge", is_flag=True, help="Keep all components with equal weights, as in the paper."),
+    click.option(
+        "--max-sweeps", default=20, show_default=True, type=click.IntRange(1), help="Stop after so many sweeps."
+    ),
+)
+product = _together(
+    click.option(
+        "--product",
+        type=click.Choice(["auto", "exact", "chain", "subset", "anchored"]),
+        default="auto",
+        show_default=True,
+        help="How mixtures are multiplied; auto is exact when small.",
+    ),
+    click.option(
+        "--samples", type=click.IntRange(1), help="Product components to sample, with chain, subset and anchored."
+    ),
+)
+
+
+def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
+    """The rows that the options describe."""
+    from epvi.site.recipe import Rows
+
+    if not options["rows"]:
+        raise click.UsageError("Missing option '--rows'.")
+    columns: dict[str, Any] = {}
+    if options["x"]:
+        columns["x"] = _list(options["x"])
+    if options["y"]:
+        columns["y"] = options["y"]
+    for name, said in _pairs("--column", options["more"]).items():
+        columns[name] = _list(said) if "," in said else said
+    given = list(options["rows"])
+    return Rows(
+        given[0] if len(given) == 1 else given,
+        standardise=standardise,
+        levels={name: _values(said) for name, said in _pairs("--levels", options["levels"]).items()} or None,
+        limits={name: _range(name, said) for name, said in _pairs("--limits", options["limits"]).items()} or None,
+        drop_missing=options["drop_missing"],
+        **columns,
+    )
+
+
+def make_inference(options: dict[str, Any]) -> "NVI":
+    """The inference that the options describe."""
+    from epvi.site.nvi import NVI
+    from epvi.study import COVARIANCES
+
+    return NVI(
+        options["components"],
+        COVARIANCES[options["covariance"]],
+        merge=not options["no_merge"],
+        max_sweeps=options["max_sweeps"],
+    )
+
+
+def make_product(options: dict[str, Any]) -> "Product | None":
+    """The product that the options describe."""
+    from epvi.hub.product import Anchored, Chain, Exact, Subset
+
+    way = {"auto": None, "exact": Exact, "chain": Chain, "subset": Subset, "anchored": Anchored}[options["product"]]
+    if options["samples"] is None:
+        return None if way is None else way()
+    if way in (None, Exact):
+        raise click.UsageError("--samples goes with --product chain, subset or anchored.")
+    return way(num_samples=options["samples"])
+
+
+def make_fixed(pairs: Sequence[str]) -> dict[str, Any]:
+    """Fixed arguments: JSON values, arrays from .npy files, or else text."""
+    return {name: _value(said) for name, said in _pairs("--set", pairs).items()}
+
+
+def _value(said: str) -> Any:
+    if said.startswith("@"):
+        import numpy as np
+
+        try:
+            return np.load(said[1:], allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise EpviError(f"{said[1:]} cannot be read as a .npy file ({str(error).splitlines()[0][:100]}).") from None
+    try:
+        return json.loads(said)
+    except ValueError:
+        return said
+
+
+def _pairs(option: str, said: Sequence[str]) -> dict[str, str]:
+    made = {}
+    for one in said:
+        name, equals, value = one.partition("=")
+        if not equals or not name or not value or name in made:
+            raise click.UsageError(f"{option} {one}: write {option} NAME=VALUE, each name once.")
+        made[name] = value
+    return made
+
+
+def _list(said: str) -> list[str]:
+    return [name.strip() for name in said.split(",") if name.strip()]
+
+
+def _values(said: str) -> list[Any]:
+    values = _list(said)
+    try:
+        return [float(value) for value in values]
+    except ValueError:
+        return values
+
+
+def _range(name: str, said: str) -> tuple[float | None, float | None]:
+    low, colon, high = said.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return (float(low) if low else None), (float(high) if high else None)
+    except ValueError:
+        raise click.UsageError(f"--limits {name}={said}: write {name}=LOW:HIGH.") from None

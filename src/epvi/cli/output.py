@@ -1,0 +1,70 @@
+"""What verbs print: a JSON object or words on stdout, and a spinner on stderr while something takes its time."""
+
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from epvi.handover import ShardFit
+    from epvi.hub import Posterior, Summary
+
+
+def give(as_json: bool, data: dict[str, Any], words: str) -> None:
+    """Print the data as one JSON object, or the words."""
+    click.echo(json.dumps(_plain(data), ensure_ascii=False) if as_json else words)
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: what is unknown is null."""
+    if isinstance(value, dict):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+@contextlib.contextmanager
+def busy(doing: str) -> Iterator[None]:
+    """A spinner on stderr, when that is a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(doing, total=None)
+        yield
+
+
+def size_of(path: Path) -> str:
+    """A file's size in words."""
+    size = path.stat().st_size
+    return f"{size:,} bytes" if size < 10_000 else f"{size / 1000:,.0f} kB"
+
+
+def about_fit(fit: "ShardFit") -> dict[str, Any]:
+    """A fit in JSON, without its arrays."""
+    from epvi.handover import describe_fit
+
+    return {**describe_fit(fit), "num_components": fit.mixture.num_components, "num_parameters": fit.space.dim}
+
+
+def about_posterior(posterior: "Posterior", summary: "Summary") -> dict[str, Any]:
+    """A posterior in JSON: what it stands for and its summary."""
+    return {
+        "stands_for": posterior.stands_for,
+        "num_rows": posterior.num_rows,
+        "shards": [fit.label for fit in posterior.fits],
+        "status": {"ok": posterior.status.ok, "text": posterior.status.text},
+        "parameters": {name: summary[name] for name in summary.names},
+    }

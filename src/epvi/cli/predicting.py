@@ -1,0 +1,129 @@
+"""The verb in which a posterior meets rows again: `predict`."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from epvi.cli import options
+from epvi.cli.output import busy, give
+from epvi.errors import EpviError
+
+
+@click.command
+@options.model
+@click.argument("posterior", type=click.Path(path_type=Path))
+@options.rows
+@options.fixed
+@click.option("--draws", default=1000, show_default=True, type=click.IntRange(2), help="Draws of the posterior.")
+@options.seed
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="A .csv or .parquet of means, sds and quantiles, or a .npz of draws.",
+)
+@options.as_json
+def predict(model: str, posterior: Path, **said: Any) -> None:
+    """Predict rows with a posterior; where the observed column is there, also score them.
+
+    MODEL is the model that the posterior was fitted with, or the study.toml that names it. The score is the mean over
+    rows of the log predictive density.
+
+    \b
+    Examples:
+      epvi predict model.py:logistic posterior.epvi --rows new.csv --x age,chol --y num -o predicted.csv
+      epvi predict study.toml posterior.epvi --rows new.csv
+    """
+    from epvi.files import load
+    from epvi.hub import Posterior
+    from epvi.prediction import predict as predict_rows
+
+    found = load(posterior)
+    if not isinstance(found, Posterior):
+        raise EpviError(f"{posterior} is a shard's fit: pass a posterior (epvi combine makes one).")
+    named, rows = _model_and_rows(model, said)
+    with busy("predicting"):
+        draws = predict_rows(named, found, rows, num_samples=said["draws"], seed=said["seed"])
+        score = _score(named, found, rows, said)
+    data: dict[str, Any] = {"draws": said["draws"], "sites": {name: list(v.shape[1:]) for name, v in draws.items()}}
+    words = [
+        f"{name}: {said['draws']:,} draws of shape {v.shape[1:]}, mean {v.mean():.4g}" for name, v in draws.items()
+    ]
+    if score is not None:
+        data["log_predictive"] = score
+        words.append(f"log predictive density, mean over rows: {score:.6f}")
+    if said["output"] is not None:
+        data["file"] = str(write_predictions(said["output"], draws))
+        words.append(f"Wrote {said['output']}.")
+    give(said["as_json"], data, "\n".join(words))
+
+
+def _model_and_rows(model: str, said: dict[str, Any]) -> tuple[Any, Any]:
+    if model.endswith(".toml"):
+        from epvi.study import load_study
+
+        if not said["rows"]:
+            raise click.UsageError("Missing option '--rows'.")
+        study, given = load_study(model), list(said["rows"])
+        return study.model(), study.rows(given[0] if len(given) == 1 else given)
+    rows = options.make_rows(said)
+    from epvi.references import model_named
+
+    return model_named(model, options.make_fixed(said["fixed"])), rows
+
+
+def _score(named: Any, posterior: Any, rows: Any, said: dict[str, Any]) -> float | None:
+    """The held-out log likelihood, where the rows have all that the model observes."""
+    from epvi.prediction import log_predictive
+    from epvi.site.recipe import read_rows
+
+    if read_rows(rows, optional=named.optional).left_out:
+        return None
+    try:
+        return log_predictive(named, posterior, rows, num_samples=said["draws"], seed=said["seed"])
+    except EpviError:
+        # Without an observed column there is nothing to score.
+        return None
+
+
+def write_predictions(path: Path, draws: dict[str, Any]) -> Path:
+    """A table of rows, or all draws, by the file's ending; whole or not at all."""
+    import io
+
+    import numpy as np
+
+    from epvi.envelope import write_whole
+
+    buffer = io.BytesIO()
+    if path.suffix == ".npz":
+        np.savez(buffer, **draws)
+    elif path.suffix in (".csv", ".parquet"):
+        import pyarrow
+        import pyarrow.csv
+        import pyarrow.parquet
+
+        table = pyarrow.table(_columns(draws))
+        (pyarrow.csv.write_csv if path.suffix == ".csv" else pyarrow.parquet.write_table)(table, buffer)
+    else:
+        raise EpviError(f"{path} ends in neither .csv, .parquet nor .npz: name one of these.")
+    return write_whole(path, buffer.getvalue())
+
+
+def _columns(draws: dict[str, Any]) -> dict[str, Any]:
+    """Mean, sd and quantiles of every number of a row; sites that are not of rows are left to .npz files."""
+    import numpy as np
+
+    lengths = [value.shape[1] for value in draws.values() if value.ndim > 1]
+    n = max(set(lengths), key=lengths.count) if lengths else 0
+    made = {}
+    for name, value in draws.items():
+        if value.ndim < 2 or value.shape[1] != n:
+            continue
+        flat = value.reshape(len(value), n, -1).astype(float)
+        for j in range(flat.shape[2]):
+            label = name if flat.shape[2] == 1 else f"{name}[{j}]"
+            made[f"{label} mean"], made[f"{label} sd"] = flat[:, :, j].mean(axis=0), flat[:, :, j].std(axis=0)
+            for q in (0.05, 0.5, 0.95):
+                made[f"{label} {100 * q:g} %"] = np.quantile(flat[:, :, j], q, axis=0)
+    return made
