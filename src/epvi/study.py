@@ -20,8 +20,8 @@ from epvi.handover import ShardFit
 from epvi.references import model_named
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
-from epvi.site.recipe import Rows
-from epvi.site.shard import as_share, fit_shard, parse_shard
+from epvi.site.recipe import Rows, read_rows
+from epvi.site.shard import Part, as_share, fit_table, parse_shard
 from epvi.site.standin import stand_in
 from epvi.site.stats import column_stats
 from epvi.structure import Diagonal, Full, Spherical, Structure
@@ -33,14 +33,18 @@ COVARIANCES: dict[str, Structure | None] = {
     "diagonal": Diagonal(),
     "full": Full(),
 }
-_TOP = {"name", "model", "min_rows", "drop_missing", "hash_key", "seed", "arguments", "fixed", "columns", "shards"}
+_TOP = {"name", "model", "min_rows", "drop_missing", "hash_key", "seed", "standardise"}
+_TABLES = {"arguments", "fixed", "columns", "shards", "inference"}
 _COLUMN = {"unit", "limits", "levels", "centre", "scale"}
 _INFERENCE = {field.name for field in dataclasses.fields(NVI)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What all sites of a study agree on. `shards` are names with shares of the prior, in order."""
+    """What all sites of a study agree on.
+
+    `shards` are names with shares of the prior, in order; `standardise` are columns that need a centre and a scale.
+    """
 
     path: Path
     name: str
@@ -48,6 +52,7 @@ class Study:
     arguments: Mapping[str, str | list[str]]
     fixed: Mapping[str, Any]
     columns: Mapping[str, Mapping[str, Any]]
+    standardise: tuple[str, ...]
     shards: Mapping[str, Fraction]
     inference: NVI
     seed: int
@@ -66,6 +71,16 @@ class Study:
 
     def rows(self, source: Any) -> Rows:
         """The rows of a site, with the study's columns and units."""
+        without = [name for name in self.standardise if "centre" not in self.columns.get(name, {})]
+        if without:
+            raise EpviError(
+                f"{self.path} standardises column {without[0]!r}, whose centre and scale are not in it yet: run"
+                f" epvi stats at every site, and epvi pool ... --into {self.path} on what they wrote."
+            )
+        return self.raw_rows(source)
+
+    def raw_rows(self, source: Any) -> Rows:
+        """The same, also where constants are not settled yet."""
         described = self.columns.items()
         return Rows(
             source,
@@ -98,37 +113,39 @@ class Study:
     def fit(self, source: Any, shard: str, prior: Any = None) -> ShardFit:
         """Fit the rows of a site."""
         number, share, name = self.shard(shard)
-        share = share if prior is None else as_share(prior, self.num_shards)
-        made = fit_shard(self.model(), self.rows(source), number, prior=share, inference=self.inference, seed=self.seed)
-        if made.num_rows < self.min_rows:
+        index, num_shards = parse_shard(number)
+        table = read_rows(self.rows(source))
+        if table.num_rows < self.min_rows:
             raise EpviError(
-                f"the rows have {made.num_rows:,} rows after missing values and {self.path} asks for at least"
+                f"{_said(source)} has {table.num_rows:,} rows that can be used and {self.path} asks for at least"
                 f" {self.min_rows:,} (min_rows), since a fit to few rows can tell of single ones: nothing was written."
             )
-        return self._named(made, name)
+        share = share if prior is None else as_share(prior, num_shards)
+        part = Part(index, num_shards, f"{index} of {num_shards} ({name})", share)
+        return self._named(fit_table(self.model(), table, part, self.inference, self.seed))
 
     def stand_in(self, shard: str, prior: Any = None) -> ShardFit:
         """The shard without rows."""
         number, share, name = self.shard(shard)
         share = share if prior is None else as_share(prior, self.num_shards)
         made = stand_in(self.model(), self.rows(self._made_up()), number, prior=share, seed=self.seed)
-        return self._named(made, name)
+        return self._named(dataclasses.replace(made, label=f"{made.label} ({name})"))
 
     def stats(self, source: Any) -> Stats:
         """Counts, means and sds of the columns of numbers, in their own units."""
-        rows = self.rows(source)
-        names = [name for name in rows.used if name not in rows.levels]
         raw = dataclasses.replace(self, columns={n: _without(c, "centre", "scale") for n, c in self.columns.items()})
-        return column_stats(raw.rows(source), names, min_rows=max(2, self.min_rows))
+        in_lists = [name for of in self.arguments.values() if not isinstance(of, str) for name in of]
+        numbers = [name for name in dict.fromkeys(in_lists) if "levels" not in self.columns.get(name, {})]
+        names = list(self.standardise) or numbers
+        return column_stats(raw.raw_rows(source), names, min_rows=max(2, self.min_rows))
 
-    def _named(self, fit: ShardFit, name: str) -> ShardFit:
-        label = f"{fit.shard} of {fit.num_shards} ({name})"
-        return dataclasses.replace(fit, label=label, made_of=dataclasses.replace(fit.made_of, study=self.name))
+    def _named(self, fit: ShardFit) -> ShardFit:
+        return dataclasses.replace(fit, made_of=dataclasses.replace(fit.made_of, study=self.name))
 
     def _made_up(self) -> dict[str, list[Any]]:
         """Rows that the study would take, of which only names, shapes and types matter."""
         made = {}
-        for name in self.rows({}).used:
+        for name in self.raw_rows({}).used:
             column = self.columns.get(name, {})
             low, high = column.get("limits", (None, None))
             low = high - 1 if low is None and high is not None else low or 0
@@ -139,6 +156,10 @@ class Study:
 
 def _without(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name not in names}
+
+
+def _said(source: Any) -> str:
+    return str(source) if isinstance(source, str | Path) else "the site"
 
 
 def load_study(path: str | Path) -> Study:
@@ -158,7 +179,7 @@ class _Reader:
     path: Path
 
     def study(self, table: dict[str, Any]) -> Study:
-        self.known(table, _TOP | {"inference"}, "")
+        self.known(table, _TOP | _TABLES, "")
         columns = {name: self.column(name, said) for name, said in self.table(table, "columns").items()}
         arguments = self.table(table, "arguments")
         if not arguments:
@@ -170,6 +191,7 @@ class _Reader:
             arguments=arguments,
             fixed=self.table(table, "fixed"),
             columns=columns,
+            standardise=self.names(table, "standardise"),
             shards=self.shards(table),
             inference=self.inference(self.table(table, "inference")),
             seed=self.whole(table, "seed", 0, 0),
@@ -178,10 +200,11 @@ class _Reader:
             hash_key=self.text(table, "hash_key", ""),
         )
         try:
-            used = made.rows({}).used
+            used = made.raw_rows({}).used
         except EpviError as error:
             raise EpviError(f"{self.path}: {error}") from None
         self.known(columns, set(used), "columns.", "no argument is made of it")
+        self.known(dict.fromkeys(made.standardise), set(used), "standardise: ", "no argument is made of it")
         return made
 
     def wrong(self, what: str, how: str) -> EpviError:
@@ -213,6 +236,12 @@ class _Reader:
             return at_least(name, table.get(name, default), least)
         except EpviError as error:
             raise EpviError(f"{self.path}: {error}") from None
+
+    def names(self, table: Mapping[str, Any], name: str) -> tuple[str, ...]:
+        found = table.get(name, [])
+        if not isinstance(found, list) or any(not isinstance(one, str) for one in found):
+            raise self.wrong(name, "is not a list of columns' names")
+        return tuple(found)
 
     def truth(self, table: Mapping[str, Any], name: str) -> bool:
         found = table.get(name, False)

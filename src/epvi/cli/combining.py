@@ -10,7 +10,7 @@ from epvi.cli.output import about_posterior, busy, give, size_of
 from epvi.errors import EpviError
 
 if TYPE_CHECKING:
-    from epvi.hub import Posterior
+    from epvi.hub import Conflict, Posterior
 
 
 @click.command
@@ -42,12 +42,19 @@ def combine(context: click.Context, files: tuple[Path, ...], **said: Any) -> Non
     words = [str(summary), f"\n{posterior.stands_for}. {posterior.status}"]
     if report is not None:
         data["conflict"] = report.to_json()
-        words.append(f"\n{report}")
+        words += [f"\n{report}", *_in_detail(report)]
     if said["output"] is not None:
         path = posterior.save(said["output"])
         data["file"] = str(path)
         words.append(f"\nWrote {path} ({size_of(path)}).")
     give(said["as_json"], data, "\n".join(words))
+
+
+def _in_detail(report: "Conflict") -> list[str]:
+    """The farthest parameters of the shards that are flagged."""
+    flagged = [shard for shard, flag in zip(report.shards, report.flagged, strict=True) if flag]
+    tables = {report.labels[report.shards.index(shard)]: report.shard(shard).splitlines() for shard in flagged[:4]}
+    return ["\n".join([f"\nshard {label}, by parameter:", *lines[:11]]) for label, lines in tables.items()]
 
 
 def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":

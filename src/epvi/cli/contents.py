@@ -7,6 +7,7 @@ import numpy as np
 
 from epvi.cli.output import size_of
 from epvi.supports import describe
+from epvi.tables import lined_up
 
 if TYPE_CHECKING:
     from epvi.columnstats import Stats
@@ -41,7 +42,7 @@ def of_fit(file: Path, fit: "ShardFit") -> str:
         f"That is all: {count:,} numbers of the mixture, and the text above. No row and no value of a column is in it;"
         " docs/multi-site.md says what means and covariances can tell of rows."
     )
-    return f"{_lined_up(lines)}\n\n{ending}"
+    return f"{lined_up(lines, left=(0, 1))}\n\n{ending}"
 
 
 def of_posterior(file: Path, posterior: "Posterior") -> str:
@@ -60,7 +61,7 @@ def of_posterior(file: Path, posterior: "Posterior") -> str:
     ]
     for fit in posterior.fits:
         lines.append(("", f"{fit.label}: {fit.num_rows:,} rows, {fit.prior} of the prior. {fit.status}"))
-    return f"{_lined_up(lines)}\n\n{posterior.summary()}"
+    return f"{lined_up(lines, left=(0, 1))}\n\n{posterior.summary()}"
 
 
 def of_stats(file: Path, stats: "Stats") -> str:
@@ -68,12 +69,7 @@ def of_stats(file: Path, stats: "Stats") -> str:
     rows = [["", "values", "missing", "mean", "sd"]]
     for name, column in stats.columns.items():
         rows.append([name, f"{column.count:,}", f"{column.missing:,}", f"{column.mean:.10g}", f"{column.sd:.10g}"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = "\n".join(
-        row[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
-        for row in rows
-    )
-    return f"{file}, {size_of(file)}, statistics of columns\n\n{table}\n\nThat is all that is in it."
+    return f"{file}, {size_of(file)}, statistics of columns\n\n{lined_up(rows)}\n\nThat is all that is in it."
 
 
 def numbers(mixture: "GaussianMixture", space: "Space") -> dict[str, Any]:
@@ -140,8 +136,3 @@ def _components(mixture: "GaussianMixture", space: "Space") -> list[tuple[str, s
     if covariances.ndim == 3:
         lines.append(("", "and the correlations between them"))
     return lines
-
-
-def _lined_up(lines: list[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in lines)
-    return "\n".join(f"{name.ljust(width)}  {said}".rstrip() for name, said in lines)

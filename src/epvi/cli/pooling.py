@@ -1,5 +1,8 @@
 """Verbs that settle units before anybody fits: `stats` at a site, `pool` at the centre."""
 
+import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +53,14 @@ def stats(study: str | None, **said: Any) -> None:
 
 @click.command
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.option("--into", type=click.Path(path_type=Path), help="Write centre and scale into this study.toml.")
 @options.as_json
-def pool(files: tuple[Path, ...], as_json: bool) -> None:
-    """Pool the sites' statistics into the constants that all standardise with, as lines for study.toml.
+def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
+    """Pool the sites' statistics into the constants that all standardise with: lines for study.toml.
 
     \b
     Example:
-      epvi pool site-*.stats.epvi >> study.toml
+      epvi pool site-*.stats.epvi --into study.toml
     """
     from epvi.columnstats import Stats
     from epvi.columnstats import pool as pool_stats
@@ -69,16 +73,57 @@ def pool(files: tuple[Path, ...], as_json: bool) -> None:
             raise EpviError(f"{path} does not hold statistics of columns: pass what epvi stats wrote.")
         found.append(one)
     pooled = pool_stats(found)
-    lines = []
-    for name, (centre, scale) in pooled.constants().items():
-        lines.append(f"[columns.{_key(name)}]\ncentre = {centre!r}\nscale = {scale!r}\n")
-    data = {"columns": pooled.as_json(), "constants": {n: list(c) for n, c in pooled.constants().items()}}
-    give(as_json, data, "\n".join(lines))
+    constants = pooled.constants()
+    data = {"columns": pooled.as_json(), "constants": {name: list(pair) for name, pair in constants.items()}}
+    words = "\n".join(f"[columns.{toml_key(name)}]\n{_said(*pair)}" for name, pair in constants.items())
+    if into is not None:
+        write_constants(into, constants)
+        data["file"] = str(into)
+        words += f"\nWrote centre and scale of {', '.join(constants)} into {into}."
+    give(as_json, data, words)
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
     """A column's name as a TOML key."""
-    import json
-
     bare = name.isascii() and name.replace("_", "").replace("-", "").isalnum()
     return name if bare else json.dumps(name)
+
+
+def _said(centre: float, scale: float) -> str:
+    return f"centre = {centre!r}\nscale = {scale!r}\n"
+
+
+def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> None:
+    """Put centre and scale into the columns' tables of a study, and leave the rest as it is."""
+    from epvi.envelope import write_whole
+    from epvi.study import load_study
+
+    load_study(path)
+    text = path.read_text("utf-8")
+    for name, (centre, scale) in constants.items():
+        text = _with_constants(text, name, _said(centre, scale))
+    table = tomllib.loads(text) if _is_toml(text) else {}
+    columns = table.get("columns", {})
+    if any((columns.get(n, {}).get("centre"), columns.get(n, {}).get("scale")) != c for n, c in constants.items()):
+        raise EpviError(f"{path} does not have a [columns.NAME] table for each column: write centre and scale by hand.")
+    write_whole(path, text.encode())
+
+
+def _with_constants(text: str, name: str, said: str) -> str:
+    """The text with these lines in the table of a column, in place of those it has, or in a new table at the end."""
+    headers = [f"[columns.{toml_key(name)}]", f"[columns.{json.dumps(name)}]"]
+    lines = text.splitlines()
+    at = next((i for i, line in enumerate(lines) if line.split("#")[0].strip() in headers), None)
+    if at is None:
+        return text.rstrip() + f"\n\n{headers[0]}\n{said}"
+    end = next((i for i in range(at + 1, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
+    kept = [line for line in lines[at + 1 : end] if not re.match(r"\s*(centre|scale)\s*=", line)]
+    return "\n".join([*lines[: at + 1], *said.splitlines(), *kept, *lines[end:]]) + "\n"
+
+
+def _is_toml(text: str) -> bool:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return False
+    return True

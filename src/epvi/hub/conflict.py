@@ -20,6 +20,7 @@ from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed
 from epvi.space import Space
 from epvi.status import Status
+from epvi.tables import lined_up
 
 # How often shards of one model are flagged, at most: Bonferroni over a z per coordinate and a distance for each shard.
 _FALSE_ALARMS = 0.01
@@ -61,7 +62,7 @@ class Conflict:
         rows += [self._line(m) for m in order.tolist()]
         hidden = len(self.labels) - len(order)
         more = [f"(and {hidden:,} shards that are less far)"] if hidden else []
-        return "\n".join([_lined_up(rows, left=(0, 1, 5)), *more, str(self.status)])
+        return "\n".join([lined_up(rows, left=(0, 1, 5)), *more, str(self.status)])
 
     __repr__ = __str__
 
@@ -92,7 +93,7 @@ class Conflict:
         rows = [["", "z", "mean shift", "sd ratio", "information"]]
         for i in np.argsort(-np.abs(self.z[m]), kind="stable").tolist():
             rows.append([self.names[i], *self._cells(m, i), f"{100 * self.information[m, i]:.1f} %"])
-        return _lined_up(rows, left=(0,))
+        return lined_up(rows, left=(0,))
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, numbers and text; None where there is no number."""
@@ -217,15 +218,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(entry) for entry in value]
     return None if value != value else value
-
-
-def _lined_up(rows: list[list[str]], left: tuple[int, ...]) -> str:
-    """Columns of equal width, those in `left` flush left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if j in left else cell.rjust(width)
-            for j, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )

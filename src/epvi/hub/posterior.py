@@ -21,6 +21,7 @@ from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed
 from epvi.space import Space
 from epvi.status import Status
+from epvi.tables import lined_up
 from epvi.validation import at_least
 
 if TYPE_CHECKING:
@@ -50,11 +51,7 @@ class Summary:
         decimals = [int(np.clip(1 - np.floor(np.log10(sd)), 0, 8)) if sd > 0 else 4 for sd in self.sd]
         cells = [[f"{x:.{k}f}" for x in row] for row, k in zip(numbers, decimals, strict=True)]
         rows = [head, *([name, *row] for name, row in zip(self.names, cells, strict=True))]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        return "\n".join(
-            row[0].ljust(widths[0]) + "".join("  " + cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))
-            for row in rows
-        )
+        return lined_up(rows)
 
     __repr__ = __str__
 

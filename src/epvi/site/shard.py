@@ -45,19 +45,22 @@ def fit_shard(
     """
     model, inference = as_model(model), as_inference(inference)
     index, num_shards = parse_shard(shard)
-    table = read_rows(with_constants(rows, _ONE_SITE))
+    part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
+    return fit_table(model, read_rows(with_constants(rows, _ONE_SITE)), part, inference, seed)
+
+
+def fit_table(model: Model, table: Table, part: "Part", inference: Inference, seed: Seed) -> ShardFit:
+    """Fit rows that were read."""
     columns = table.columns
     programs = model.programs(columns)
     programs.target.check(columns)
-    n = len(next(iter(columns.values())))
     plan = Plan(
         inference,
-        block_size(programs.target, columns, n, inference.points_at_once),
+        block_size(programs.target, columns, table.num_rows, inference.points_at_once),
         np.asarray(jax.random.key_data(as_key(seed))),
         provenance(model, programs.target, table),
         table.hash_key,
     )
-    part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
     return fit_columns(programs, columns, part, plan)
 
 

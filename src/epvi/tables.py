@@ -1,0 +1,15 @@
+"""Tables of plain text."""
+
+from collections.abc import Collection, Sequence
+
+
+def lined_up(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
+    """Columns of equal width, those in `left` flush left and the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if j in left else cell.rjust(width)
+            for j, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
