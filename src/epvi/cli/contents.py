@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from epvi.mixture import GaussianMixture
     from epvi.space import Space
 
+# Up to so many parameters all correlations are printed.
+_MOST_CORRELATED = 30
+
 
 def of_fit(file: Path, fit: "ShardFit") -> str:
     """A shard's fit."""
@@ -104,8 +107,8 @@ def _seed(key: tuple[int, ...]) -> str:
     return str(key[1]) if len(key) == 2 and key[0] == 0 else f"key {list(key)}"
 
 
-def _numbers(values: tuple[float, ...]) -> str:
-    return ", ".join("unknown" if value != value else f"{value:.6g}" for value in values) or "none"
+def _numbers(values: tuple[float, ...], digits: int = 6) -> str:
+    return ", ".join("unknown" if value != value else f"{value:.{digits}g}" for value in values) or "none"
 
 
 def _parameters(space: "Space") -> list[tuple[str, str]]:
@@ -133,6 +136,23 @@ def _components(mixture: "GaussianMixture", space: "Space") -> list[tuple[str, s
         lines.append(("", f"component {k + 1}, weight {weight:.4g}:"))
         for i, (value, sd) in enumerate(zip(mean, np.sqrt(variances), strict=True)):
             lines.append(("", f"  {space.coordinate(i)}: {value:.6g} ± {sd:.3g}"))
-    if covariances.ndim == 3:
-        lines.append(("", "and the correlations between them"))
+        if covariances.ndim == 3:
+            lines += _correlations(covariances[k], space)
     return lines
+
+
+def _correlations(covariance: np.ndarray, space: "Space") -> list[tuple[str, str]]:
+    """Every correlation, a line for each coordinate but the first."""
+    d = len(covariance)
+    if d > _MOST_CORRELATED:
+        return [("", f"  and their {d * (d - 1) // 2:,} correlations (epvi show --json prints the covariances)")]
+    scale = np.sqrt(np.diag(covariance))
+    correlations = covariance / np.outer(scale, scale)
+    names = [space.coordinate(i) for i in range(d)]
+    return [
+        (
+            "",
+            f"  correlations of {names[i]} with {names[0]} to {names[i - 1]}: {_numbers(tuple(correlations[i, :i]), 3)}",
+        )
+        for i in range(1, d)
+    ]
