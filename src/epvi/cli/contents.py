@@ -152,7 +152,7 @@ def _correlations(covariance: np.ndarray, space: "Space") -> list[tuple[str, str
     return [
         (
             "",
-            f"  correlations of {names[i]} with {names[0]} to {names[i - 1]}: {_numbers(tuple(correlations[i, :i]), 3)}",
+            f"  correlations of {names[i]} with those before it: {_numbers(tuple(correlations[i, :i]), 3)}",
         )
         for i in range(1, d)
     ]
