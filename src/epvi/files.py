@@ -24,4 +24,4 @@ def load(path: str | os.PathLike) -> ShardFit | Posterior:
             return unpack_posterior(content)
     except Malformed as error:
         raise envelope.unusable(path, error) from error
-    raise EpviError(f"{path} holds {content.kind}: pass a file of a shard's fit or of a posterior.")
+    raise EpviError(f"{envelope.shown(path)} holds {content.kind}: pass a file of a shard's fit or of a posterior.")
