@@ -74,14 +74,17 @@ def use(thing):
     assert thing.mixture.mean().shape == (thing.space.dim,)
     draws = thing.mixture.sample(3, seed=0)
     values = thing.space.constrain(draws)
-    assert {name: value.shape[1:] for name, value in values.items()} == {
-        p.name: p.shape for p in thing.space.parameters
-    }
+    assert {name: x.shape for name, x in values.items()} == {p.name: (3, *p.shape) for p in thing.space.parameters}
     if isinstance(thing, ShardFit):
-        try:
-            assert isinstance(epvi.combine([thing], accept_unconverged=True), epvi.Posterior)
-        except EpviError as error:
-            assert str(error).isprintable()
+        assert combined(thing).isprintable()
+
+
+def combined(fit):
+    """The posterior of a fit alone, or its refusal, in words."""
+    try:
+        return repr(epvi.combine([fit], accept_unconverged=True))
+    except EpviError as error:
+        return str(error)
 
 
 def kind_of(thing):

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.linalg import get_lapack_funcs
+from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
 from epvi.envelope import Malformed
@@ -111,7 +111,7 @@ def _size(value: Any, what: str) -> int:
 
 def _variances(root: np.ndarray) -> np.ndarray:
     """The diagonal of Λ⁻¹ = L⁻ᵀ L⁻¹; what overflows is not below anything."""
-    inverse, _ = get_lapack_funcs("trtri", (root,))(root, lower=1)
+    inverse = solve_triangular(root, np.eye(len(root)), lower=True, check_finite=False)
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sum(inverse**2, axis=0)
 
