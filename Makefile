@@ -30,6 +30,7 @@ bench: $(READY)
 	$(RUN)/python benchmarks/modes.py
 	$(RUN)/python benchmarks/fit.py
 	$(RUN)/python benchmarks/first_call.py
+	$(RUN)/python benchmarks/files.py
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epvi needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another with PYTHON=python3.12")'

@@ -58,6 +58,13 @@ def test_the_order_is_the_nearest_of_all_in_units_of_the_precisions():
         np.testing.assert_allclose(np.sum(precision * (found - reference) ** 2), min(costs), rtol=1e-12)
 
 
+def test_things_that_are_endlessly_far_apart_still_get_an_order():
+    theta = np.arange(float(SOURCES.dim))
+    far = 1e150 * theta
+    order = order_like(SOURCES, theta, far, np.full(SOURCES.dim, 1e150))
+    np.testing.assert_array_equal(np.sort(order), np.arange(SOURCES.dim))
+
+
 @pytest.mark.parametrize("structure", naive.STRUCTURES)
 def test_a_relabelled_mixture_is_the_mixture_at_relabelled_points(structure):
     rng = np.random.default_rng(2)

@@ -40,3 +40,14 @@ def test_the_benchmark_prints_its_table():
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     for way in ("Chain", "Exact", "Subset", "Anchored"):
         assert way in done.stdout
+
+
+def test_the_files_benchmark_prints_its_tables_and_no_hostile_epvi_file_is_taken():
+    command = [sys.executable, str(ROOT / "benchmarks" / "files.py"), "--count", "2"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for way in ("safetensors", "npz", "JSON", "save and load"):
+        assert len([line for line in printed.splitlines() if line[28:].startswith(way)]) == 2
+    said = [line for line in printed.splitlines() if line[20:].startswith(".epvi ")]
+    assert len(said) == 7
+    assert all("refused: " in line for line in said)
+    assert "the file's code ran" in printed  # the yardstick: what a pickle does

@@ -1,5 +1,6 @@
 """Prose that runs: the README's code, the demo, and what `import epvi` leaves alone."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -7,6 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
+import epvi
+from epvi import supports
+from epvi.envelope import KINDS
 
 ROOT = Path(__file__).parents[1]
 
@@ -35,6 +40,25 @@ def test_the_readmes_code_runs():
 def test_the_products_page_prints_what_it_says():
     block, printed = run_block("docs/products.md")
     assert abs(effective(printed) / effective(block) - 1) < 0.2
+
+
+def test_the_writer_of_the_handover_page_writes_what_epvi_reads(tmp_path):
+    writer, reader = code_blocks("docs/handover.md")
+    assert set(re.findall(r"^import (\w+)", writer, flags=re.MULTILINE)) == {"hashlib", "json", "struct"}
+    for block in (writer, reader):
+        command = [sys.executable, "-W", "error", "-c", block]
+        done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=tmp_path)
+    fit = epvi.load(tmp_path / "site-1.epvi")
+    root = np.array([[2, 0, 0], [0.5, 1, 0], [0, 0, 4]])
+    np.testing.assert_allclose(fit.mixture.covariances()[0], np.linalg.inv(root @ root.T), atol=1e-12)
+    assert re.search(r"^w\[0\] +1\.0", done.stdout, flags=re.MULTILINE)
+
+
+def test_the_handover_page_names_every_entry_and_every_support():
+    page = (ROOT / "docs" / "handover.md").read_text()
+    fields = [field.name for field in dataclasses.fields(epvi.Provenance)]
+    missing = [word for word in [*fields, *supports._PLAIN, *supports._BOUNDED, *KINDS] if word not in page]
+    assert not missing
 
 
 DEMO_SAYS = ["six shards", "all rows", "NUTS", "w[0]"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile import sealed
 from sentences import refused
 from test_space import SUPPORTS
 
@@ -124,6 +125,15 @@ def test_bounds_that_are_not_finite_come_back_as_unknown(tmp_path):
     assert np.isnan(again.history[0])
 
 
+def test_a_normaliser_without_a_standard_error_comes_back_as_unknown(tmp_path):
+    fit = dataclasses.replace(some_fit(k=2), num_shards=1, shard=1, prior=Fraction(1))
+    made = epvi.combine([fit])
+    unsure = dataclasses.replace(made.product, log_normaliser=Estimate(np.asarray(-1.5), np.asarray(np.nan)))
+    again = epvi.load(dataclasses.replace(made, product=unsure).save(tmp_path / "a.epvi"))
+    assert again.product.log_normaliser.value == -1.5
+    assert np.isnan(again.product.log_normaliser.standard_error)
+
+
 def test_a_label_that_a_terminal_would_obey_is_made_harmless(tmp_path):
     fit = dataclasses.replace(some_fit(), label="2 of 6 (site = \x1b[31mred\n)")
     assert epvi.load(fit.save(tmp_path / "a.epvi")).label == "2 of 6 (site = ?[31mred?)"
@@ -209,6 +219,10 @@ WRONG = {
     "no components": (array("means", np.zeros((0, 6))), "parameters do not take|shapes"),
     "NaN means": (array("means", np.full((3, 6), np.nan)), "not finite"),
     "infinite roots": (array("roots", np.full((3, 21), np.inf)), "not finite"),
+    "roots of endless variances": (
+        array("roots", np.where(np.equal(*np.tril_indices(6)), 1e-70, 1e70) * np.ones((3, 1))),
+        "variances above 1e150",
+    ),
     "negative roots": (array("roots", np.full((3, 21), -1.0)), "positive-definite"),
     "weights": (array("log_weights", np.zeros(3)), "weights do not sum to 1"),
     "NaN weights": (array("log_weights", np.full(3, np.nan)), "weights do not sum to 1"),
@@ -236,7 +250,35 @@ WRONG = {
     "no parameters": (entry("space", "parameters", value=[]), "do not take the 6 dimensions"),
     "names": (entry("space", "parameters", 1, "name", value="w"), "name twice"),
     "a huge parameter": (entry("space", "parameters", 0, "shape", value=[2**30, 2**30]), "larger than its means"),
-    "a shape of nothing": (entry("space", "parameters", 0, "shape", value=[2**30, 0]), "dimensions|shape"),
+    "a shape of nothing": (entry("space", "parameters", 0, "shape", value=[2**30, 0]), "larger than its means"),
+    "no matrices, but huge ones": (
+        entry("space", "parameters", 1, value={"name": "z", "shape": [0, 9000, 9000], "support": "corr_cholesky"}),
+        "larger than its means",
+    ),
+    "fewer than no coordinates": (
+        entry("space", "parameters", 1, value={"name": "z", "shape": [0], "support": {"zero_sum": [1]}}),
+        "does not fit its support",
+    ),
+    "a bound beyond 64 bits": (
+        entry("space", "parameters", 1, "support", value={"greater_than": [10**19]}),
+        "does not fit its support",
+    ),
+    "too many parameters": (entry("space", "parameters", value=["a parameter"] * 1001), "at most 1,000"),
+    "one parameter exchangeable many times": (
+        entry("space", "exchangeable", value=[["w"] * 3000]),
+        "more than 64 parameters",
+    ),
+    "nothing that is exchangeable": (
+        lambda record, arrays: record["space"].update(
+            parameters=[*record["space"]["parameters"], {"name": "z", "shape": [0], "support": "real"}],
+            exchangeable=[["z"]],
+        ),
+        "need leading axes",
+    ),
+    "a long name that nobody has": (
+        entry("space", "exchangeable", value=[["x" * 2000]]),
+        "exchangeable names 'xxx",
+    ),
     "a support by another name": (entry("space", "parameters", 1, "support", value="__class__"), "support"),
     "a support with other bounds": (entry("space", "parameters", 1, "support", value={"interval": [1]}), "bounds"),
     "bounds of text": (entry("space", "parameters", 1, "support", value={"greater_than": ["a"]}), "not a number"),
@@ -271,7 +313,7 @@ def damaged():
     table, rest = header(good)
     yield "nothing", b"", "ends before its header"
     yield "random", np.random.default_rng(0).bytes(500), "ends before its header"
-    yield "cut", good[:-1], "checksum is wrong|arrays cannot be read"
+    yield "cut", good[:-1], "checksum is wrong"
     yield "cut header", good[:100], "ends before its header"
     yield "one bit", good[:-20] + bytes([good[-20] ^ 1]) + good[-19:], "checksum is wrong"
     yield "more", good + b"\0" * 8, "checksum is wrong"
@@ -282,6 +324,11 @@ def damaged():
         "deep",
         with_header(b'{"a":' * 2000 + b"1" + b"}" * 2000 + b" " * 20_000),
         "not JSON|nothing but brackets|epvi",
+    )
+    yield (
+        "a type that a terminal would obey",
+        sealed(with_header(table.replace(b'"F64"', b'"\\u001b[2J"', 1), rest)),
+        "holds numbers that are not F64",
     )
     yield "no record", with_header(b"{}"), "epvi did not write it"
     yield "NaN", with_header(table.replace(b'num_rows\\":123', b'num_rows\\":NaN'), rest), "not finite"
@@ -324,7 +371,7 @@ def test_other_numbers_than_float64_are_refused(tmp_path):
     content = save({"means": np.zeros((3, 6), np.float32)}, metadata={"epvi": text})
     path = tmp_path / "a.epvi"
     path.write_bytes(content.replace(b"0" * 64, envelope._digest(content), 1))
-    refused(lambda: epvi.load(path), "'means' holds F32 numbers, not F64")
+    refused(lambda: epvi.load(path), "'means' holds numbers that are not F64")
 
 
 def test_what_is_no_file_is_refused(tmp_path):
@@ -333,6 +380,16 @@ def test_what_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.epvi")
     refused(lambda: epvi.load(tmp_path / "pipe.epvi"), "pipe.epvi is not a file")
     refused(lambda: epvi.load("/dev/zero"), "/dev/zero is not a file")
+
+
+def test_a_name_that_a_terminal_would_obey_is_made_harmless(tmp_path):
+    (tmp_path / "a\n\x1b[2J.epvi").write_bytes(b"")
+    refused(lambda: epvi.load(tmp_path / "a\n\x1b[2J.epvi"), r"a\?\?\[2J\.epvi is not a usable \.epvi file")
+    refused(lambda: epvi.load(tmp_path / "b\n.epvi"), r"b\?\.epvi cannot be read")
+    (tmp_path / "c\n.epvi").write_bytes(seal(Envelope("draws", {}, {})))
+    refused(lambda: epvi.load(tmp_path / "c\n.epvi"), r"c\?\.epvi holds draws")
+    good = some_fit().save(tmp_path / "d\n.epvi")
+    assert epvi.load(good).called.isprintable()
 
 
 def test_kinds_of_later_rounds_are_named_not_guessed(tmp_path):

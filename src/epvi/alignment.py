@@ -13,6 +13,8 @@ from scipy.optimize import linear_sum_assignment
 from epvi.mixture import GaussianMixture
 from epvi.space import Space
 
+_FAR = 1e300
+
 
 def order_like(space: Space, theta: np.ndarray, reference: np.ndarray, precision: np.ndarray) -> np.ndarray:
     """Coordinates i such that theta[i] is the relabelling of θ nearest to `reference`, in units of precisions (d,)."""
@@ -20,7 +22,10 @@ def order_like(space: Space, theta: np.ndarray, reference: np.ndarray, precision
     for group in space.exchangeable:
         blocks = space.blocks(group)
         away = theta[blocks][:, None] - reference[blocks][None, :]
-        cost = np.sum(precision[blocks][None, :] * away**2, axis=-1)
+        with np.errstate(over="ignore"):
+            cost = np.sum(precision[blocks][None, :] * away**2, axis=-1)
+        # An assignment needs finite costs: what is beyond this is far away, however far.
+        cost = np.minimum(cost, _FAR)
         chosen, place = linear_sum_assignment(cost)
         order[blocks[place]] = blocks[chosen]
     return order

@@ -29,6 +29,8 @@ _UNSEALED = "0" * 64
 _CHARACTERS_PER_BRACKET = 6
 _MOST_DIMENSIONS = 8
 _MOST_BYTES = 2**32
+# As safetensors has it.
+_MOST_HEADER = 100_000_000
 
 
 class Malformed(Exception):  # noqa: N818 (it is a clause of a sentence)
@@ -78,22 +80,27 @@ def load(path: str | os.PathLike) -> Envelope:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             # Opening a pipe would wait for somebody to write into it.
-            raise EpviError(f"{path} is not a file: pass a file that epvi has written.")
+            raise EpviError(f"{shown(path)} is not a file: pass a file that epvi has written.")
         if status.st_size > _MOST_BYTES:
             raise Malformed(f"it has {status.st_size:,} bytes, and no hand-over file is that large")
         with open(path, "rb") as file:
             content = file.read(status.st_size)
         return unseal(content)
     except OSError as error:
-        raise EpviError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise EpviError(f"{shown(path)} cannot be read: {error.strerror or error}.") from error
     except Malformed as error:
         raise unusable(path, error) from error
+
+
+def shown(path: str | os.PathLike) -> str:
+    """A file's name as a message can have it: who sent the file may also have named it."""
+    return "".join(c if c.isprintable() else "?" for c in os.fspath(path))
 
 
 def unusable(path: str | os.PathLike, error: Malformed) -> EpviError:
     """The refusal of a file, with its name."""
     remedy = "Update epvi." if isinstance(error, TooNew) else "Ask for it to be sent or written again."
-    return EpviError(f"{path} is not a usable .epvi file: {error}. {remedy}")
+    return EpviError(f"{shown(path)} is not a usable .epvi file: {error}. {remedy}")
 
 
 def seal(envelope: Envelope) -> bytes:
@@ -129,9 +136,9 @@ def unseal(content: bytes) -> Envelope:
         _check_entry(name, entry)
     try:
         found = deserialize(content)
-    except (SafetensorError, ValueError, OverflowError) as error:
-        raise Malformed(f"its arrays cannot be read ({str(error).splitlines()[0][:100]})") from None
-    arrays = {name: np.frombuffer(part["data"], "<f8").reshape(part["shape"]) for name, part in found}
+        arrays = {name: np.frombuffer(part["data"], "<f8").reshape(part["shape"]) for name, part in found}
+    except (SafetensorError, ValueError, OverflowError):
+        raise Malformed("its arrays are not where its header says") from None
     return Envelope(kind, record, arrays)
 
 
@@ -142,7 +149,7 @@ def _digest(content: bytes) -> bytes:
 def _header(content: bytes) -> dict[str, Any]:
     """The table of arrays of a safetensors file, with its metadata."""
     size = int.from_bytes(content[:8], "little")
-    if len(content) < 8 or size > len(content) - 8:
+    if len(content) < 8 or size > min(len(content) - 8, _MOST_HEADER):
         raise Malformed("it ends before its header does, or is of another kind")
     table = _json(content[8 : 8 + size])
     if not isinstance(table, dict):
@@ -167,7 +174,7 @@ def _check_entry(name: str, entry: Any) -> None:
         raise Malformed(f"its array {name[:40]!r} is not described as safetensors has it")
     shape, offsets = entry["shape"], entry["data_offsets"]
     if entry["dtype"] != "F64":
-        raise Malformed(f"its array {name[:40]!r} holds {str(entry['dtype'])[:10]} numbers, not F64")
+        raise Malformed(f"its array {name[:40]!r} holds numbers that are not F64")
     if not _counts(shape) or not _counts(offsets) or len(shape) > _MOST_DIMENSIONS or len(offsets) != 2:
         raise Malformed(f"its array {name[:40]!r} has no valid shape")
     if 8 * math.prod(shape) != offsets[1] - offsets[0]:

@@ -22,7 +22,9 @@ def load(path: str | os.PathLike) -> ShardFit | Posterior:
     """
     found = load_any(path)
     if isinstance(found, Stats):
-        raise EpviError(f"{path} holds statistics of columns: pass a file of a shard's fit or of a posterior.")
+        raise EpviError(
+            f"{envelope.shown(path)} holds statistics of columns: pass a file of a shard's fit or of a posterior."
+        )
     return found
 
 
@@ -38,7 +40,9 @@ def load_any(path: str | os.PathLike) -> ShardFit | Posterior | Stats:
             return _unpack_stats(content)
     except Malformed as error:
         raise envelope.unusable(path, error) from error
-    raise EpviError(f"{path} holds {content.kind}, which this epvi cannot use: pass a shard's fit or a posterior.")
+    raise EpviError(
+        f"{envelope.shown(path)} holds {content.kind}, which this epvi cannot use: pass a shard's fit or a posterior."
+    )
 
 
 def save_stats(path: str | os.PathLike, stats: Stats) -> Path:

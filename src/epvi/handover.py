@@ -5,7 +5,6 @@ be something that the hub would not have got from its own sites.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from fractions import Fraction
@@ -18,7 +17,7 @@ from epvi import envelope
 from epvi.envelope import Envelope, Malformed
 from epvi.mixture import Estimate, GaussianMixture
 from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
-from epvi.record import Record, as_number, as_text, as_texts, printable
+from epvi.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
 from epvi.space import Space
 from epvi.status import Status
 
@@ -87,7 +86,7 @@ class ShardFit:
     @property
     def called(self) -> str:
         """What to call it in a message: the file it came from, if any, and the shard."""
-        return f"{self.file} (shard {self.label})" if self.file else f"shard {self.label}"
+        return f"{envelope.shown(self.file)} (shard {self.label})" if self.file else f"shard {self.label}"
 
     @property
     def is_stand_in(self) -> bool:
@@ -122,9 +121,9 @@ def describe_fit(fit: ShardFit) -> dict[str, Any]:
         "prior": str(fit.prior),
         "num_rows": fit.num_rows,
         "status": describe_status(fit.status),
-        "history": [_or_none(bound) for bound in fit.history],
-        "elbo": [_or_none(float(x)) for x in fit.elbo],
-        "gap": _or_none(fit.gap),
+        "history": [finite_or_none(bound) for bound in fit.history],
+        "elbo": [finite_or_none(x) for x in fit.elbo],
+        "gap": finite_or_none(fit.gap),
         "passes": fit.passes,
         "seconds": round(fit.seconds, 3),
         "made_of": describe_provenance(fit.made_of),
@@ -134,7 +133,7 @@ def describe_fit(fit: ShardFit) -> dict[str, Any]:
 def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], prefix: str = "") -> ShardFit:
     """The fit of a record and its arrays."""
     num_shards = record.whole("num_shards", 1, MOST_SHARDS)
-    elbo = record.list("elbo", _number_or_nan, 2)
+    elbo = record.list("elbo", number_or_nan, 2)
     if len(elbo) != 2:
         raise Malformed("its elbo is not a value and a standard error")
     return ShardFit(
@@ -146,9 +145,9 @@ def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], pre
         prior=record.fraction("prior"),
         num_rows=record.whole("num_rows", 0, 2**53),
         status=read_status(record),
-        history=record.list("history", _number_or_nan, 100_000),
+        history=record.list("history", number_or_nan, 100_000),
         elbo=Estimate(np.asarray(elbo[0]), np.asarray(elbo[1])),
-        gap=_number_or_nan(record.any("gap"), "gap"),
+        gap=number_or_nan(record.any("gap"), "gap"),
         passes=record.whole("passes", 0, 2**53),
         seconds=record.number("seconds"),
         made_of=_read_provenance(record.table("made_of")),
@@ -159,8 +158,8 @@ def describe_provenance(made_of: Provenance) -> dict[str, Any]:
     """What a fit was made of, as JSON."""
     record = dataclasses.asdict(made_of)
     record["study"], record["model"] = printable(made_of.study), printable(made_of.model)
-    record["prior_values"] = [_or_none(value) for value in made_of.prior_values]
-    record["row_values"] = [_or_none(value) for value in made_of.row_values]
+    record["prior_values"] = [finite_or_none(value) for value in made_of.prior_values]
+    record["row_values"] = [finite_or_none(value) for value in made_of.row_values]
     return record
 
 
@@ -168,8 +167,8 @@ def _read_provenance(record: Record) -> Provenance:
     return Provenance(
         study=record.text("study"),
         model=record.text("model"),
-        prior_values=record.list("prior_values", _number_or_nan, 1000),
-        row_values=record.list("row_values", _number_or_nan, 1000),
+        prior_values=record.list("prior_values", number_or_nan, 1000),
+        row_values=record.list("row_values", number_or_nan, 1000),
         fixed=record.each("fixed", as_text),
         columns=record.each("columns", as_texts),
         standardised=record.each("standardised", _centre_and_scale),
@@ -179,15 +178,6 @@ def _read_provenance(record: Record) -> Provenance:
         key=record.list("key", _key_word, 8),
         version=record.text("version"),
     )
-
-
-def _or_none(value: float) -> float | None:
-    """JSON has no NaN and no infinity: what is not finite is unknown."""
-    return float(value) if math.isfinite(value) else None
-
-
-def _number_or_nan(value: Any, what: str) -> float:
-    return math.nan if value is None else as_number(value, what)
 
 
 def _centre_and_scale(value: Any, what: str) -> tuple[float, float]:

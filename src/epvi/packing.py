@@ -4,12 +4,14 @@ The bounds on what is read follow from the arrays that are really there, so that
 """
 
 import functools
+import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from scipy.linalg import solve_triangular
 from scipy.special import logsumexp
 
 from epvi.envelope import Malformed
@@ -22,7 +24,9 @@ from epvi.status import Status
 from epvi.structure import Diagonal, Full, Spherical, Structure
 from epvi.supports import describe, support_of
 
-_MOST_PARAMETERS = 2000
+# Looking at one costs a few milliseconds of tracing, and tens of them when it is exchangeable.
+_MOST_PARAMETERS, _MOST_EXCHANGEABLE = 1000, 64
+_MOST_REMEMBERED = 200
 _STRUCTURES: dict[str, Structure] = {"spherical": Spherical(), "diagonal": Diagonal(), "full": Full()}
 # Roots of precisions whose variances are between 1e-150 and 1e150, as everywhere in epvi.
 _LEAST_ROOT, _GREATEST_ROOT = 1e-75, 1e75
@@ -59,36 +63,57 @@ def read_space(record: Record, arrays: Mapping[str, np.ndarray]) -> Space:
         raise Malformed("its parameters have a name twice")
     if sum(p.size for p in parameters) != d:
         raise Malformed(f"its parameters do not take the {d} dimensions of its means")
+    exchangeable = table.list("exchangeable", as_texts, _MOST_EXCHANGEABLE)
+    if sum(map(len, exchangeable)) > _MOST_EXCHANGEABLE:
+        raise Malformed(f"its exchangeable names more than {_MOST_EXCHANGEABLE} parameters")
     try:
-        return Space(parameters, table.list("exchangeable", as_texts, _MOST_PARAMETERS))
+        return Space(parameters, exchangeable)
     except EpviError as error:
-        raise Malformed(str(error).rstrip(".")) from None
+        raise Malformed(printable(str(error).rstrip("."), 200)) from None
 
 
 def _read_parameter(value: Any, what: str, d: int) -> Parameter:
     record = Record(value, what)
     name = record.text("name", 200)
     shape = record.list("shape", _size, 16)
-    # No support has many more values than coordinates: a 2 x 2 correlation matrix has one, a 1 x 1 none.
-    if math.prod(shape) > 4 * d + 64:
+    # No support has many more values than coordinates: a 2 x 2 correlation matrix has one, a 1 x 1 none. Of no matrices
+    # at all, [0, 9000, 9000], NumPyro still makes the indices.
+    if math.prod(max(n, 1) for n in shape) > 4 * d + 64:
         raise Malformed(f"its parameter {name!r} is larger than its means")
     parameter = Parameter(name, shape, support_of(record.any("support")))
+    text = json.dumps(record.any("support"))
+    # Ten thousand fits of one model ask this again and again; a stranger's long bounds are not worth keeping.
+    fits = _fits if len(text) <= _MOST_REMEMBERED else _fits.__wrapped__
+    if not fits(text, shape) or parameter.size > d:
+        raise Malformed(f"its parameter {name!r} has a shape that does not fit its support")
+    return parameter
+
+
+@functools.lru_cache(maxsize=1000)
+def _fits(support: str, shape: tuple[int, ...]) -> bool:
+    """Whether NumPyro's bijection to a described support gives values of this shape."""
+    parameter = Parameter("", shape, support_of(json.loads(support)))
     try:
         with jax.enable_x64(True), promotion_allowed():
             flat = jax.ShapeDtypeStruct(parameter.flat_shape, np.float64)
-            fits = parameter.size <= d and jax.eval_shape(parameter.transform, flat).shape == shape
+            given = jax.eval_shape(parameter.transform, flat).shape
     except Exception:
         # NumPyro has many ways to say that a shape and a support do not fit each other.
-        fits = False
-    if not fits:
-        raise Malformed(f"its parameter {name!r} has a shape that does not fit its support")
-    return parameter
+        return False
+    return given == shape and min(parameter.flat_shape, default=0) >= 0
 
 
 def _size(value: Any, what: str) -> int:
     if type(value) is not int or not 0 <= value < 2**31:
         raise Malformed(f"its {what} has no valid shape")
     return value
+
+
+def _variances(root: np.ndarray) -> np.ndarray:
+    """The diagonal of Λ⁻¹ = L⁻ᵀ L⁻¹; what overflows is not below anything."""
+    inverse = solve_triangular(root, np.eye(len(root)), lower=True, check_finite=False)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.sum(inverse**2, axis=0)
 
 
 def mixture_arrays(mixture: GaussianMixture, prefix: str = "") -> dict[str, np.ndarray]:
@@ -125,4 +150,7 @@ def read_mixture(structure: str, arrays: Mapping[str, np.ndarray], d: int, prefi
     if structure == "full":
         roots = np.zeros((k, d, d))
         roots[:, rows, columns] = packed
+        # Off the diagonal a root can still make a variance that no float64 holds.
+        if not all(np.all(_variances(root) < _GREATEST_ROOT**2) for root in roots):
+            raise Malformed(f"its {prefix}roots are those of variances above 1e150")
     return GaussianMixture(np.array(log_weights), np.array(means), roots, _STRUCTURES[structure])

@@ -4,10 +4,11 @@ Takes plain JSON; gives checked Python values. Texts are short and have no contr
 on a terminal; numbers are finite and within the bounds that the reader names.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 from epvi.envelope import Malformed
 
@@ -99,6 +100,16 @@ def as_number(value: Any, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Malformed(f"its {what} is not a number")
     return float(value)
+
+
+def finite_or_none(value: SupportsFloat) -> float | None:
+    """JSON has no NaN and no infinity: what is not finite is unknown."""
+    return float(value) if math.isfinite(value) else None
+
+
+def number_or_nan(value: Any, what: str) -> float:
+    """A finite number, or NaN for what is unknown."""
+    return math.nan if value is None else as_number(value, what)
 
 
 def as_texts(value: Any, what: str) -> tuple[str, ...]:

@@ -48,17 +48,27 @@ class Parameter:
         return math.prod(self.flat_shape)
 
     @property
-    def is_real(self) -> bool:
-        """Whether the value is its unconstrained numbers, one for one."""
+    def _core(self) -> Any:
+        """The support of one entry, whatever is said of its axes."""
         support = self.support
         while hasattr(support, "base_constraint"):
             support = support.base_constraint
-        return support is constraints.real or type(support) is type(constraints.real)
+        return support
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the value is its unconstrained numbers, one for one."""
+        core = self._core
+        return core is constraints.real or type(core) is type(constraints.real)
 
     def treats_alike(self) -> bool:
         """Whether permuting the value along its leading axis permutes its unconstrained numbers likewise."""
-        if not self.shape or self.flat_shape[:1] != self.shape[:1]:
+        if self.shape[:1] in ((), (0,)) or self.flat_shape[:1] != self.shape[:1]:
             return False
+        # Where every entry along the axis is mapped by itself, and no bound has that axis, there is nothing to try.
+        bounds = jax.tree.leaves(self.support)
+        if self._core.event_dim < len(self.shape) and all(np.ndim(bound) < len(self.shape) for bound in bounds):
+            return True
         with jax.enable_x64(True), promotion_allowed():
             flat = jnp.asarray(np.random.default_rng(0).standard_normal(self.flat_shape))
             turned, value = self.transform(flat[::-1]), self.transform(flat)[::-1]

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from epvi.envelope import shown
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
 
@@ -65,7 +66,7 @@ def _check_twice(fits: Sequence[ShardFit]) -> None:
 
 
 def _in(other: ShardFit) -> str:
-    return f" (also in {other.file})" if other.file else ""
+    return f" (also in {shown(other.file)})" if other.file else ""
 
 
 def _check_pair(first: ShardFit, fit: ShardFit) -> None:

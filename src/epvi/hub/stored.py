@@ -13,7 +13,7 @@ from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset
 from epvi.hub.product.result import Product
 from epvi.mixture import Estimate
 from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
-from epvi.record import Record, as_number
+from epvi.record import Record, as_number, finite_or_none, number_or_nan
 from epvi.version import __version__
 
 _WAYS: dict[str, type[Product]] = {way.__name__: way for way in (Anchored, Chain, Exact, Subset)}
@@ -30,7 +30,7 @@ def pack_posterior(posterior: Posterior) -> Envelope:
         "space": describe_space(posterior.space),
         "structure": type(made.mixture.structure).__name__.lower(),
         "status": describe_status(made.status),
-        "log_normaliser": None if made.log_normaliser is None else [float(x) for x in made.log_normaliser],
+        "log_normaliser": None if made.log_normaliser is None else [finite_or_none(x) for x in made.log_normaliser],
         "product": None if posterior.choices.product is None else _describe_way(posterior.choices.product),
         "key": list(posterior.choices.key),
         "fits": [describe_fit(fit) for fit in posterior.fits],
@@ -52,7 +52,7 @@ def unpack_posterior(content: Envelope) -> Posterior:
         raise Malformed("its fits are not those of different shards")
     normaliser = None
     if record.any("log_normaliser") is not None:
-        numbers = record.list("log_normaliser", as_number, 2)
+        numbers = record.list("log_normaliser", number_or_nan, 2)
         if len(numbers) != 2:
             raise Malformed("its log_normaliser is not a value and a standard error")
         normaliser = Estimate(np.asarray(numbers[0]), np.asarray(numbers[1]))
