@@ -69,10 +69,10 @@ def fit(
     """
     model, inference, key = as_model(model), as_inference(inference), as_key(seed)
     columns, split = _split(model, rows, shards, by, shuffle, key)
-    target = model.on(columns)
-    target.check(columns)
-    size = block_size(target, columns, split.largest, inference.points_at_once)
-    plan = Plan(inference, size, np.asarray(jax.random.key_data(key)), provenance(model, target, columns))
+    programs = model.programs(columns)
+    programs.target.check(columns)
+    size = block_size(programs.target, columns, split.largest, inference.points_at_once)
+    plan = Plan(inference, size, np.asarray(jax.random.key_data(key)), provenance(model, programs, columns))
     job = Job(_as_bytes(model), plan, None)
     parts = [
         Part(m, split.num_shards, label, Fraction(1, split.num_shards)) for m, label in enumerate(split.labels, start=1)

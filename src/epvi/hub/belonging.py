@@ -116,9 +116,9 @@ def _agree(a: Sequence[float], b: Sequence[float], tolerance: float) -> bool:
     """Whether two models' values are the same numbers; what is unknown agrees with anything."""
     if not a or not b:
         return True
-    both_unknown = (math.isnan(x) and math.isnan(y) for x, y in zip(a, b, strict=False))
-    near = (abs(x - y) <= tolerance * (1 + abs(x)) for x, y in zip(a, b, strict=False))
-    return len(a) == len(b) and all(n or u for n, u in zip(near, both_unknown, strict=True))
+    if len(a) != len(b):
+        return False
+    return all(math.isnan(x - y) or abs(x - y) <= tolerance * (1 + abs(x)) for x, y in zip(a, b, strict=True))
 
 
 def _check_shares(fits: Sequence[ShardFit]) -> None:

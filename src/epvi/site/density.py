@@ -71,6 +71,13 @@ class Programs:
         """Per point and row of a block: the log likelihood, (P, n)."""
         return self._made.setdefault("rows", jax.jit(jax.vmap(self.target.log_likelihood, (0, None))))
 
+    def at_one_point(self) -> Callable:
+        """At one point: log prior, its slope along the point, and the log likelihood of every row of a block."""
+        return self._made.setdefault("at one point", jax.jit(self._at_one_point))
+
+    def _at_one_point(self, point: Any, block: Any) -> Any:
+        return *jax.jvp(self.target.log_prior, (point,), (point,)), self.target.log_likelihood(point, block)
+
     def outside(self) -> Callable:
         """How many rows of a block have a value that the likelihood cannot have made."""
         return self._made.setdefault("outside", jax.jit(self._outside))

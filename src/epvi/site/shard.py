@@ -19,7 +19,6 @@ from epvi.site.inference import Inference, Report
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.rows import Columns, as_columns
-from epvi.site.target import Target
 from epvi.version import __version__
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.
@@ -49,7 +48,7 @@ def fit_shard(
         inference,
         block_size(programs.target, columns, n, inference.points_at_once),
         np.asarray(jax.random.key_data(as_key(seed))),
-        provenance(model, programs.target, columns),
+        provenance(model, programs, columns),
     )
     part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
     return fit_columns(programs, columns, part, plan)
@@ -82,9 +81,9 @@ class Plan:
         return dataclasses.replace(self.made_of, inference=settings_of(self.inference), key=key)
 
 
-def provenance(model: Model, target: Target, columns: Columns) -> Provenance:
+def provenance(model: Model, programs: Programs, columns: Columns) -> Provenance:
     """What every fit of this model is made of."""
-    prior_values, row_values = model_values(target, columns)
+    prior_values, row_values = model_values(programs, columns)
     return Provenance(
         model=model.name,
         prior_values=prior_values,
