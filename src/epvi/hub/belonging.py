@@ -129,18 +129,20 @@ def _check_shares(fits: Sequence[ShardFit]) -> None:
     if total > 1:
         most = max(fits, key=lambda fit: fit.prior)
         raise EpviError(
-            f"the shards' shares of the prior sum to {total}, more than 1: {most.called} carries {most.prior}. A shard"
-            " whose share another one carries is fitted with --prior 0 (prior=0)."
+            f"the shards' shares of the prior sum to {_over(total, size)}, more than 1: {most.called} carries"
+            f" {_over(most.prior, size)}. A shard whose share another one carries is fitted with --prior 0 (prior=0)."
         )
     if total < 1:
         missing = missing_shards(fits)
         carrier = max((fit for fit in fits if not fit.is_stand_in), key=lambda fit: fit.num_rows, default=fits[0])
         share = _over(carrier.prior + 1 - total, size)
-        which = f" (missing: {numbered(missing)})" if missing else ""
+        command = f"as in: epvi shard ... --shard {carrier.shard}/{size} --prior {share}"
+        said = f"the shards' shares of the prior sum to {_over(total, size)}, not to 1"
+        if not missing:
+            raise EpviError(f"{said}: fit one again with what is missing as well, {command}.")
         raise EpviError(
-            f"the shards' shares of the prior sum to {total}, not to 1{which}: add the missing shards, or fit a present"
-            f" one again with their share as well, as in: epvi shard ... --shard {carrier.shard}/{size} --prior {share}"
-            " (or, when the prior is nearly Gaussian, fit a missing one with --no-rows)."
+            f"{said} (missing: {numbered(missing)}): add the missing shards, or fit a present one again with their share"
+            f" as well, {command} (or, when the prior is nearly Gaussian, fit a missing one with --no-rows)."
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from epvi.errors import EpviError
 from epvi.site.rows import Columns
@@ -24,6 +24,9 @@ from epvi.site.target import Target
 # Intermediate numbers per block that stay in a core's cache.
 _CACHE = 2**20
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 2**14
+# A shard without a share of the prior can have parameters of which its rows say nothing, such as the scale of a
+# hierarchy. There its density is flat and others bound it: a Gaussian of this precision, next to nothing, is put there.
+_NEXT_TO_NOTHING = 1e-8
 # Second derivatives are taken along this many directions at a time when only the diagonal is wanted.
 _DIRECTIONS = 16
 
@@ -92,8 +95,13 @@ class Programs:
         return self._made[name]
 
     def _pass(self, derive: Callable, total: Any, theta: Any, share: Any, block: Any, weights: Any) -> Any:
-        """Add a block's part at every point to `total`; without a block, the prior's part."""
-        if block is None:
+        """Add a block's part at every point to `total`; without a block, the prior's part.
+
+        An array for a share is the precision that each coordinate has instead of the prior.
+        """
+        if block is None and jnp.ndim(share):
+            added = jax.vmap(derive(lambda point: -0.5 * jnp.sum(share * point**2)))(theta)
+        elif block is None:
             added = jax.vmap(derive(lambda point: share * self.target.log_prior(point)))(theta)
         else:
             added = jax.vmap(derive(lambda point: self._sum(point, block, weights)))(theta)
@@ -130,11 +138,14 @@ def _with_diagonal(function: Callable) -> Callable:
 
 @dataclasses.dataclass(eq=False)
 class Subposterior:
-    """One shard's part of the posterior; counts its passes over the rows."""
+    """One shard's part of the posterior; counts its passes over the rows.
+
+    `share` is of the prior, or, of a shard without any, the precision that each coordinate has instead of it.
+    """
 
     programs: Programs
     blocks: list[tuple[dict[str, jax.Array], jax.Array]]
-    share: float
+    share: float | Float[np.ndarray, " d"]
     num_rows: int
     passes: float = 0.0
 
@@ -142,12 +153,29 @@ class Subposterior:
     def of(cls, programs: Programs, columns: Columns, prior: Fraction, rows_per_block: int) -> "Subposterior":
         """The subposterior of these rows with this share of the prior."""
         n = len(next(iter(columns.values())))
-        return cls(programs, _blocks(columns, np.arange(n), 1.0, rows_per_block), float(prior), n)
+        made = cls(programs, _blocks(columns, np.arange(n), 1.0, rows_per_block), float(prior), n)
+        if prior == 0:
+            made.share = np.where(made._unseen(), _NEXT_TO_NOTHING, 0.0)
+        return made
 
     @classmethod
     def without_rows(cls, programs: Programs, prior: Fraction) -> "Subposterior":
         """A share of the prior alone."""
         return cls(programs, [], float(prior), 0)
+
+    def _unseen(self) -> Bool[np.ndarray, " d"]:
+        """Which coordinates the prior bounds and no row has to do with: their derivatives are exactly zero."""
+        theta = 0.3 * np.random.default_rng(0).standard_normal((2, self.dim))
+        rows = dataclasses.replace(self, share=np.zeros(self.dim)).gradient(theta).gradient
+        prior = Subposterior(self.programs, [], 1.0, 0).gradient(theta).gradient
+        return np.all((rows == 0) & (prior != 0), axis=0)
+
+    @property
+    def unseen(self) -> list[str]:
+        """The coordinates of which these rows say nothing, and which are left to the shards that carry the prior."""
+        if np.ndim(self.share) == 0:
+            return []
+        return [self.programs.target.space.coordinate(int(i)) for i in np.flatnonzero(self.share)]
 
     @property
     def dim(self) -> int:

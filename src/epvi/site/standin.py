@@ -93,11 +93,11 @@ def _away_from_gaussian(
     share: Subposterior, gaussian: GaussianMixture, rng: np.random.Generator
 ) -> tuple[float, float]:
     """The sd of log prior − log Gaussian, at the Gaussian's draws and at draws twice as wide."""
-    root = np.linalg.cholesky(gaussian.covariance())
+    root = np.linalg.cholesky(np.asarray(gaussian.covariance()))
     z = rng.standard_normal((_DRAWS, len(root)))
     found = []
     for width in (1.0, 2.0):
-        theta = gaussian.mean() + width * z @ root.T
+        theta = np.asarray(gaussian.mean()) + width * z @ root.T
         with np.errstate(invalid="ignore"):
             found.append(float(np.std(share.value(theta, _AT_ONCE) + 0.5 * width**2 * np.sum(z**2, axis=1))))
     return found[0], found[1]
