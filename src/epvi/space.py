@@ -50,9 +50,7 @@ class Parameter:
     @property
     def is_real(self) -> bool:
         """Whether the value is its unconstrained numbers, one for one."""
-        support = self.support
-        while hasattr(support, "base_constraint"):
-            support = support.base_constraint
+        support = _of_one_entry(self.support)
         return support is constraints.real or type(support) is type(constraints.real)
 
     def treats_alike(self) -> bool:
@@ -120,8 +118,9 @@ class Space:
 
     def signature(self) -> tuple:
         """What two spaces must share for their θ to mean the same."""
-        numbers = [tuple(np.asarray(x).ravel().tolist() for x in jax.tree.leaves(p.support)) for p in self.parameters]
-        kinds = [str(jax.tree.structure(p.support)) for p in self.parameters]
+        supports = [_of_one_entry(p.support) for p in self.parameters]
+        numbers = [tuple(np.asarray(x).ravel().tolist() for x in jax.tree.leaves(support)) for support in supports]
+        kinds = [str(jax.tree.structure(support)) for support in supports]
         listed = zip(self.parameters, kinds, numbers, strict=True)
         return tuple((p.name, p.shape, kind, bounds) for p, kind, bounds in listed), self.exchangeable
 
@@ -203,3 +202,10 @@ class Space:
             part = np.arange(self.dim)[self.slices[name]]
             rows.append(part.reshape(self.by_name[name].shape[0], -1))
         return np.concatenate(rows, axis=1)
+
+
+def _of_one_entry(support: Any) -> Any:
+    """Without how many axes belong together, which changes nothing of θ: a real vector is real numbers."""
+    while hasattr(support, "base_constraint"):
+        support = support.base_constraint
+    return support

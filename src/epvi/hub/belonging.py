@@ -141,8 +141,8 @@ def _check_shares(fits: Sequence[ShardFit]) -> None:
         if not missing:
             raise EpviError(f"{said}: fit one again with what is missing as well, {command}.")
         raise EpviError(
-            f"{said} (missing: {numbered(missing)}): add the missing shards, or fit a present one again with their share"
-            f" as well, {command} (or, when the prior is nearly Gaussian, fit a missing one with --no-rows)."
+            f"{said} (missing: {numbered(missing)}): add the missing shards, or fit a present one again with their"
+            f" share as well, {command} (or, when the prior is nearly Gaussian, fit a missing one with --no-rows)."
         )
 
 

@@ -30,7 +30,7 @@ def fit_shard(
     rows: Any,
     shard: str,
     *,
-    prior: Fraction | str | float | None = None,
+    prior: Fraction | str | float | int | None = None,
     inference: Inference | None = None,
     seed: Seed = 0,
 ) -> ShardFit:

@@ -35,7 +35,7 @@ _INFERENCE = NVI(2, Full())
 
 
 def stand_in(
-    model: Any, like: Any, shard: str, *, prior: Fraction | str | float | None = None, seed: Seed = 0
+    model: Any, like: Any, shard: str, *, prior: Fraction | str | float | int | None = None, seed: Seed = 0
 ) -> ShardFit:
     """A fit without rows for shard "3/6": its share of the prior, until its rows come.
 
