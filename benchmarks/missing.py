@@ -19,6 +19,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 import epvi
+from epvi.float64 import promotion_allowed
 from epvi.models import logistic, simulate_logistic
 from epvi.models.logistic import SmoothBernoulli
 
@@ -85,7 +86,7 @@ def shards_of(rows: Rows) -> list[Rows]:
 
 def by_nuts(model: Callable, rows: Rows, space: epvi.Space, plan: Plan, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Unconstrained draws (S, d), and their effective number."""
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), promotion_allowed():
         chain = MCMC(NUTS(model), num_warmup=plan.warm_up, num_samples=plan.draws, progress_bar=False)
         chain.run(jax.random.key(seed), **rows)
         theta = np.asarray(space.unconstrain({name: np.asarray(v) for name, v in chain.get_samples().items()}))

@@ -140,6 +140,13 @@ def test_the_share_of_a_gaussian_prior_is_exact(name):
     )
 
 
+def test_the_share_of_the_prior_is_as_precise_for_rows_of_single_precision():
+    narrow = np.array([[1.0, 0.9999999], [0.9999999, 1.0]])
+    rows = {name: column.astype(np.float32) for name, column in ROWS.items()}
+    fit = epvi.stand_in(regression(lambda: dist.MultivariateNormal(MEAN, narrow)), rows, "1/2")
+    np.testing.assert_allclose(fit.mixture.covariance(), 2 * narrow, rtol=1e-7)
+
+
 def hierarchy():
     centre = numpyro.sample("centre", dist.Normal(1.0, 2.0))
     return dist.Normal(jnp.stack([centre, 2 * centre]), 0.5).to_event(1)

@@ -22,7 +22,7 @@ from epvi.seeds import Seed, as_key
 from epvi.site.density import Subposterior
 from epvi.site.inference import LocalFit
 from epvi.site.nvi import NVI
-from epvi.site.rows import Columns, as_columns, generator
+from epvi.site.rows import as_columns, generator
 from epvi.site.shard import Part, Plan, as_model, as_share, parse_shard, provenance
 from epvi.structure import Full
 
@@ -56,7 +56,7 @@ def stand_in(
             f"shard {part.label} holds nothing without rows, because its share of the prior is flat: leave it out."
         )
     share = Subposterior.without_rows(programs, part.prior)
-    made = _as_gaussian(share, columns, part, jax.random.fold_in(key, index))
+    made = _as_gaussian(share, part, jax.random.fold_in(key, index))
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,
@@ -72,10 +72,10 @@ def stand_in(
     )
 
 
-def _as_gaussian(share: Subposterior, columns: Columns, part: Part, key: jax.Array) -> LocalFit:
+def _as_gaussian(share: Subposterior, part: Part, key: jax.Array) -> LocalFit:
     """The prior's share as one Gaussian, or a refusal where it is not close to one."""
     try:
-        made = _INFERENCE.fit(share, columns, common=key, key=key, report=lambda sweep: None)
+        made = _INFERENCE.fit(share, {}, common=key, key=key, report=lambda sweep: None)
     except EpviError as error:
         raise _refusal(part, f"it cannot be fitted: {str(error).rstrip('.')}") from error
     if not made.status.ok:
