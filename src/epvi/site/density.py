@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from epvi.errors import EpviError
 from epvi.site.rows import Columns
@@ -153,22 +153,25 @@ class Subposterior:
     def of(cls, programs: Programs, columns: Columns, prior: Fraction, rows_per_block: int) -> "Subposterior":
         """The subposterior of these rows with this share of the prior."""
         n = len(next(iter(columns.values())))
-        made = cls(programs, _blocks(columns, np.arange(n), 1.0, rows_per_block), float(prior), n)
-        if prior == 0:
-            made.share = np.where(made._unseen(), _NEXT_TO_NOTHING, 0.0)
-        return made
+        return cls(programs, _blocks(columns, np.arange(n), 1.0, rows_per_block), float(prior), n)
 
     @classmethod
     def without_rows(cls, programs: Programs, prior: Fraction) -> "Subposterior":
         """A share of the prior alone."""
         return cls(programs, [], float(prior), 0)
 
-    def _unseen(self) -> Bool[np.ndarray, " d"]:
-        """Which coordinates the prior bounds and no row has to do with: their derivatives are exactly zero."""
+    def bounded(self) -> "Subposterior":
+        """As it can be fitted: without a share of the prior, with next to nothing where only the prior would bound it.
+
+        That is along coordinates that the prior depends on and the rows do not: their derivatives are exactly zero.
+        """
+        if np.any(self.share):
+            return self
         theta = 0.3 * np.random.default_rng(0).standard_normal((2, self.dim))
-        rows = dataclasses.replace(self, share=np.zeros(self.dim)).gradient(theta).gradient
-        prior = Subposterior(self.programs, [], 1.0, 0).gradient(theta).gradient
-        return np.all((rows == 0) & (prior != 0), axis=0)
+        rows = dataclasses.replace(self, share=np.zeros(self.dim))
+        prior = Subposterior(self.programs, [], 1.0, 0)
+        unseen = np.all((rows.gradient(theta).gradient == 0) & (prior.gradient(theta).gradient != 0), axis=0)
+        return dataclasses.replace(rows, share=np.where(unseen, _NEXT_TO_NOTHING, 0.0))
 
     @property
     def unseen(self) -> list[str]:

@@ -113,7 +113,7 @@ def fit_columns(
     subposterior.refuse_outside()
     key = jax.random.wrap_key_data(jnp.asarray(plan.key))
     common, own = jax.random.fold_in(key, _COMMON_KEY), jax.random.fold_in(key, part.shard)
-    made = plan.inference.fit(subposterior, columns, common=common, key=own, report=report)
+    made = plan.inference.fit(subposterior.bounded(), columns, common=common, key=own, report=report)
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,
