@@ -29,6 +29,7 @@ bench: $(READY)
 	$(RUN)/python benchmarks/products.py
 	$(RUN)/python benchmarks/modes.py
 	$(RUN)/python benchmarks/fit.py
+	$(RUN)/python benchmarks/missing.py
 	$(RUN)/python benchmarks/first_call.py
 	$(RUN)/python benchmarks/files.py
 

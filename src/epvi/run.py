@@ -78,11 +78,11 @@ def fit(
     if executor is not None and not isinstance(executor, Executor | int):
         raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
     table, split = _split(model, rows, shards, by, shuffle, key)
-    target = model.on(table.columns)
-    target.check(table.columns)
-    size = block_size(target, table.columns, split.largest, inference.points_at_once)
+    programs = model.programs(table.columns)
+    programs.target.check(table.columns)
+    size = block_size(programs.target, table.columns, split.largest, inference.points_at_once)
     key_data = np.asarray(jax.random.key_data(key))
-    plan = Plan(inference, size, key_data, provenance(model, target, table), table.hash_key)
+    plan = Plan(inference, size, key_data, provenance(model, programs, table), table.hash_key)
     job = Job(_as_bytes(model), plan, None)
     columns = {name: column[split.order] for name, column in table.columns.items()}
     with ShardProgress(split.num_shards, progress) as bar:

@@ -48,8 +48,8 @@ class Parameter:
         return math.prod(self.flat_shape)
 
     @property
-    def _core(self) -> Any:
-        """The support of one entry, whatever is said of its axes."""
+    def support_of_one(self) -> Any:
+        """The support without how many axes belong together, which changes nothing of θ: a real vector is real."""
         support = self.support
         while hasattr(support, "base_constraint"):
             support = support.base_constraint
@@ -58,7 +58,7 @@ class Parameter:
     @property
     def is_real(self) -> bool:
         """Whether the value is its unconstrained numbers, one for one."""
-        core = self._core
+        core = self.support_of_one
         return core is constraints.real or type(core) is type(constraints.real)
 
     def treats_alike(self) -> bool:
@@ -67,7 +67,9 @@ class Parameter:
             return False
         # Where every entry along the axis is mapped by itself, and no bound has that axis, there is nothing to try.
         bounds = jax.tree.leaves(self.support)
-        if self._core.event_dim < len(self.shape) and all(np.ndim(bound) < len(self.shape) for bound in bounds):
+        if self.support_of_one.event_dim < len(self.shape) and all(
+            np.ndim(bound) < len(self.shape) for bound in bounds
+        ):
             return True
         with jax.enable_x64(True), promotion_allowed():
             flat = jnp.asarray(np.random.default_rng(0).standard_normal(self.flat_shape))
@@ -130,8 +132,9 @@ class Space:
 
     def signature(self) -> tuple:
         """What two spaces must share for their θ to mean the same."""
-        numbers = [tuple(np.asarray(x).ravel().tolist() for x in jax.tree.leaves(p.support)) for p in self.parameters]
-        kinds = [str(jax.tree.structure(p.support)) for p in self.parameters]
+        supports = [p.support_of_one for p in self.parameters]
+        numbers = [tuple(np.asarray(x).ravel().tolist() for x in jax.tree.leaves(support)) for support in supports]
+        kinds = [str(jax.tree.structure(support)) for support in supports]
         listed = zip(self.parameters, kinds, numbers, strict=True)
         return tuple((p.name, p.shape, kind, bounds) for p, kind, bounds in listed), self.exchangeable
 

@@ -117,9 +117,9 @@ def _agree(a: Sequence[float], b: Sequence[float], tolerance: float) -> bool:
     """Whether two models' values are the same numbers; what is unknown agrees with anything."""
     if not a or not b:
         return True
-    both_unknown = (math.isnan(x) and math.isnan(y) for x, y in zip(a, b, strict=False))
-    near = (abs(x - y) <= tolerance * (1 + abs(x)) for x, y in zip(a, b, strict=False))
-    return len(a) == len(b) and all(n or u for n, u in zip(near, both_unknown, strict=True))
+    if len(a) != len(b):
+        return False
+    return all(math.isnan(x - y) or abs(x - y) <= tolerance * (1 + abs(x)) for x, y in zip(a, b, strict=True))
 
 
 def _check_shares(fits: Sequence[ShardFit]) -> None:
@@ -130,18 +130,20 @@ def _check_shares(fits: Sequence[ShardFit]) -> None:
     if total > 1:
         most = max(fits, key=lambda fit: fit.prior)
         raise EpviError(
-            f"the shards' shares of the prior sum to {total}, more than 1: {most.called} carries {most.prior}. A shard"
-            " whose share another one carries is fitted with --prior 0 (prior=0)."
+            f"the shards' shares of the prior sum to {_over(total, size)}, more than 1: {most.called} carries"
+            f" {_over(most.prior, size)}. A shard whose share another one carries is fitted with --prior 0 (prior=0)."
         )
     if total < 1:
         missing = missing_shards(fits)
         carrier = max((fit for fit in fits if not fit.is_stand_in), key=lambda fit: fit.num_rows, default=fits[0])
         share = _over(carrier.prior + 1 - total, size)
-        which = f" (missing: {numbered(missing)})" if missing else ""
+        command = f"as in: epvi shard ... --shard {carrier.shard}/{size} --prior {share}"
+        said = f"the shards' shares of the prior sum to {_over(total, size)}, not to 1"
+        if not missing:
+            raise EpviError(f"{said}: fit one again with what is missing as well, {command}.")
         raise EpviError(
-            f"the shards' shares of the prior sum to {total}, not to 1{which}: add the missing shards, or fit a present"
-            f" one again with their share as well, as in: epvi shard ... --shard {carrier.shard}/{size} --prior {share}"
-            " (or, when the prior is nearly Gaussian, fit a missing one with --no-rows)."
+            f"{said} (missing: {numbered(missing)}): add the missing shards, or fit a present one again with their"
+            f" share as well, {command} (or, when the prior is nearly Gaussian, fit a missing one with --no-rows)."
         )
 
 

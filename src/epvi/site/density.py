@@ -24,6 +24,9 @@ from epvi.site.target import Target
 # Intermediate numbers per block that stay in a core's cache.
 _CACHE = 2**20
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 2**14
+# A shard without a share of the prior can have parameters of which its rows say nothing, such as the scale of a
+# hierarchy. There its density is flat and others bound it: a Gaussian of this precision, next to nothing, is put there.
+_NEXT_TO_NOTHING = 1e-8
 # Second derivatives are taken along this many directions at a time when only the diagonal is wanted.
 _DIRECTIONS = 16
 
@@ -71,6 +74,13 @@ class Programs:
         """Per point and row of a block: the log likelihood, (P, n)."""
         return self._made.setdefault("rows", jax.jit(jax.vmap(self.target.log_likelihood, (0, None))))
 
+    def at_one_point(self) -> Callable:
+        """At one point: log prior, its slope along the point, and the log likelihood of every row of a block."""
+        return self._made.setdefault("at one point", jax.jit(self._at_one_point))
+
+    def _at_one_point(self, point: Any, block: Any) -> Any:
+        return *jax.jvp(self.target.log_prior, (point,), (point,)), self.target.log_likelihood(point, block)
+
     def outside(self) -> Callable:
         """How many rows of a block have a value that the likelihood cannot have made."""
         return self._made.setdefault("outside", jax.jit(self._outside))
@@ -85,8 +95,13 @@ class Programs:
         return self._made[name]
 
     def _pass(self, derive: Callable, total: Any, theta: Any, share: Any, block: Any, weights: Any) -> Any:
-        """Add a block's part at every point to `total`; without a block, the prior's part."""
-        if block is None:
+        """Add a block's part at every point to `total`; without a block, the prior's part.
+
+        An array for a share is the precision that each coordinate has instead of the prior.
+        """
+        if block is None and jnp.ndim(share):
+            added = jax.vmap(derive(lambda point: -0.5 * jnp.sum(share * point**2)))(theta)
+        elif block is None:
             added = jax.vmap(derive(lambda point: share * self.target.log_prior(point)))(theta)
         else:
             added = jax.vmap(derive(lambda point: self._sum(point, block, weights)))(theta)
@@ -123,11 +138,14 @@ def _with_diagonal(function: Callable) -> Callable:
 
 @dataclasses.dataclass(eq=False)
 class Subposterior:
-    """One shard's part of the posterior; counts its passes over the rows."""
+    """One shard's part of the posterior; counts its passes over the rows.
+
+    `share` is of the prior, or, of a shard without any, the precision that each coordinate has instead of it.
+    """
 
     programs: Programs
     blocks: list[tuple[dict[str, jax.Array], jax.Array]]
-    share: float
+    share: float | Float[np.ndarray, " d"]
     num_rows: int
     passes: float = 0.0
 
@@ -141,6 +159,26 @@ class Subposterior:
     def without_rows(cls, programs: Programs, prior: Fraction) -> "Subposterior":
         """A share of the prior alone."""
         return cls(programs, [], float(prior), 0)
+
+    def bounded(self) -> "Subposterior":
+        """As it can be fitted: without a share of the prior, with next to nothing where only the prior would bound it.
+
+        That is along coordinates that the prior depends on and the rows do not: their derivatives are exactly zero.
+        """
+        if np.any(self.share):
+            return self
+        theta = 0.3 * np.random.default_rng(0).standard_normal((2, self.dim))
+        rows = dataclasses.replace(self, share=np.zeros(self.dim))
+        prior = Subposterior(self.programs, [], 1.0, 0)
+        unseen = np.all((rows.gradient(theta).gradient == 0) & (prior.gradient(theta).gradient != 0), axis=0)
+        return dataclasses.replace(rows, share=np.where(unseen, _NEXT_TO_NOTHING, 0.0))
+
+    @property
+    def unseen(self) -> list[str]:
+        """The coordinates of which these rows say nothing, and which are left to the shards that carry the prior."""
+        if np.ndim(self.share) == 0:
+            return []
+        return [self.programs.target.space.coordinate(int(i)) for i in np.flatnonzero(self.share)]
 
     @property
     def dim(self) -> int:

@@ -217,6 +217,9 @@ class _Work:
             status = _stopped(components.history)
         else:
             note = " (a curvature that was not that of a maximum was guarded)" if components.guarded else ""
+            unseen = self.subposterior.unseen
+            if unseen:
+                note += f" (these rows say nothing of {', '.join(unseen[:3])}{', ...' if len(unseen) > 3 else ''})"
             count = len(components.means)
             status = Status(True, f"converged: {count} component{'s' if count > 1 else ''}{note}.")
         mixture = GaussianMixture.from_covariances(components.means, packed, np.exp(drawn.log_weights))

@@ -21,7 +21,6 @@ from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.recipe import read_rows, with_constants
 from epvi.site.rows import Columns
-from epvi.site.target import Target
 from epvi.version import __version__
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.
@@ -35,7 +34,7 @@ def fit_shard(
     rows: Any,
     shard: str,
     *,
-    prior: Fraction | str | float | None = None,
+    prior: Fraction | str | float | int | None = None,
     inference: Inference | None = None,
     seed: Seed = 0,
 ) -> ShardFit:
@@ -58,7 +57,7 @@ def fit_table(model: Model, table: Table, part: "Part", inference: Inference, se
         inference,
         block_size(programs.target, columns, table.num_rows, inference.points_at_once),
         np.asarray(jax.random.key_data(as_key(seed))),
-        provenance(model, programs.target, table),
+        provenance(model, programs, table),
         table.hash_key,
     )
     return fit_columns(programs, columns, part, plan)
@@ -91,9 +90,9 @@ class Plan:
         return dataclasses.replace(self.made_of, inference=settings_of(self.inference), key=key)
 
 
-def provenance(model: Model, target: Target, table: Table) -> Provenance:
+def provenance(model: Model, programs: Programs, table: Table) -> Provenance:
     """What every fit of this model to such rows is made of."""
-    prior_values, row_values = model_values(target, table.columns)
+    prior_values, row_values = model_values(programs, table.columns)
     return Provenance(
         model=model.name,
         prior_values=prior_values,
@@ -126,7 +125,7 @@ def fit_columns(
     subposterior.refuse_outside()
     key = jax.random.wrap_key_data(jnp.asarray(plan.key))
     common, own = jax.random.fold_in(key, _COMMON_KEY), jax.random.fold_in(key, part.shard)
-    made = plan.inference.fit(subposterior, columns, common=common, key=own, report=report)
+    made = plan.inference.fit(subposterior.bounded(), columns, common=common, key=own, report=report)
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,

@@ -1,8 +1,10 @@
 """A shard without rows: a Gaussian that carries a missing shard's share of the prior.
 
-p(θ)^f is multiplied in as a Gaussian, which is right only where it is nearly one. So the Gaussian is compared with the
-prior at its own draws and at draws twice as wide, and priors of another shape (funnels, scales, heavy tails) are
-refused: there, a site that has rows must carry the share.
+p(θ)^f is multiplied in as a Gaussian g. With r = f log p − log g this moves a posterior mean by about Cov(θ_i, r),
+which is at most as many posterior sds as the sd of r under the posterior. That is not known here, but it lies where the
+prior does: g is √(1/f) times as wide as the prior, so the sd of r is taken at draws of g, and at draws twice as wide.
+Priors of another shape (funnels, scales, heavy tails, several modes) are refused: there, a site that has rows must
+carry the share.
 """
 
 import dataclasses
@@ -11,27 +13,30 @@ from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
+from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed, as_key
 from epvi.site.density import Subposterior
+from epvi.site.inference import LocalFit
 from epvi.site.nvi import NVI
 from epvi.site.recipe import read_rows
 from epvi.site.rows import generator
 from epvi.site.shard import Part, Plan, as_model, as_share, parse_shard, provenance
 from epvi.structure import Full
 
-# Standard deviation, in nats, of the log of prior over Gaussian: at the Gaussian's draws, and at draws twice as wide.
+# The sd of log prior − log Gaussian, in nats: at the Gaussian's draws, and at draws twice as wide.
 _CLOSE, _CLOSE_WIDER = 0.05, 0.2
 _DRAWS = 1000
 _AT_ONCE = 50
+# Two components, so that a second mode is seen.
+_INFERENCE = NVI(2, Full())
 
 
 def stand_in(
-    model: Any, like: Any, shard: str, *, prior: Fraction | str | float | None = None, seed: Seed = 0
+    model: Any, like: Any, shard: str, *, prior: Fraction | str | float | int | None = None, seed: Seed = 0
 ) -> ShardFit:
     """A fit without rows for shard "3/6": its share of the prior, until its rows come.
 
@@ -41,29 +46,19 @@ def stand_in(
     start = time.perf_counter()
     model = as_model(model)
     index, num_shards = parse_shard(shard)
-    share = as_share(prior, num_shards)
+    part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
     table = read_rows(like)
     columns = table.columns
     programs = model.programs(columns)
     programs.target.check(columns)
-    key_data = np.asarray(jax.random.key_data(as_key(seed)))
-    plan = Plan(NVI(1, Full()), 1, key_data, provenance(model, programs.target, table))
-    part = Part(index, num_shards, f"{index} of {num_shards}", share)
-    if share == 0 or plan.made_of.flat_prior:
+    key = as_key(seed)
+    plan = Plan(_INFERENCE, 1, np.asarray(jax.random.key_data(key)), provenance(model, programs, table))
+    if part.prior == 0 or plan.made_of.flat_prior:
         raise EpviError(
             f"shard {part.label} holds nothing without rows, because its share of the prior is flat: leave it out."
         )
-    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(plan.key)), index)
-    empty = Subposterior.without_rows(programs, share)
-    try:
-        made = plan.inference.fit(empty, columns, common=key, key=key, report=lambda sweep: None)
-    except EpviError as error:
-        raise _refusal(part, f"it cannot be fitted ({str(error).rstrip('.')})") from error
-    if not made.status.ok:
-        raise _refusal(part, "it is not proper, or has no mode")
-    away = _away_from_gaussian(empty, made.mixture, generator(key))
-    if not (away[0] < _CLOSE and away[1] < _CLOSE_WIDER):
-        raise _refusal(part, f"its logarithm differs from a Gaussian's by {max(away):.2g} nats")
+    share = Subposterior.without_rows(programs, part.prior)
+    made = _as_gaussian(share, part, jax.random.fold_in(key, index))
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,
@@ -79,20 +74,40 @@ def stand_in(
     )
 
 
-def _away_from_gaussian(prior: Subposterior, mixture: Any, rng: np.random.Generator) -> tuple[float, float]:
-    """The standard deviation of log prior − log Gaussian, at the Gaussian's draws and at draws twice as wide."""
-    root = np.linalg.cholesky(np.asarray(mixture.covariance()))
+def _as_gaussian(share: Subposterior, part: Part, key: jax.Array) -> LocalFit:
+    """The prior's share as one Gaussian, or a refusal where it is not close to one."""
+    try:
+        made = _INFERENCE.fit(share, {}, common=key, key=key, report=lambda sweep: None)
+    except EpviError as error:
+        raise _refusal(part, f"it cannot be fitted: {str(error).rstrip('.')}") from error
+    if not made.status.ok:
+        raise _refusal(part, "it has no smooth peak, or is flat in some direction")
+    if made.mixture.num_components > 1:
+        raise _refusal(part, "it takes more than one")
+    away = _away_from_gaussian(share, made.mixture, generator(key))
+    if not (away[0] < _CLOSE and away[1] < _CLOSE_WIDER):
+        far = f"{max(away):.2g}" if max(away) < 100 else "more than 100"
+        raise _refusal(part, f"its logarithm differs from a Gaussian's by {far} nats")
+    return made
+
+
+def _away_from_gaussian(
+    share: Subposterior, gaussian: GaussianMixture, rng: np.random.Generator
+) -> tuple[float, float]:
+    """The sd of log prior − log Gaussian, at the Gaussian's draws and at draws twice as wide."""
+    root = np.linalg.cholesky(np.asarray(gaussian.covariance()))
     z = rng.standard_normal((_DRAWS, len(root)))
     found = []
     for width in (1.0, 2.0):
-        theta = np.asarray(mixture.mean()) + width * z @ root.T
+        theta = np.asarray(gaussian.mean()) + width * z @ root.T
         with np.errstate(invalid="ignore"):
-            found.append(float(np.std(prior.value(theta, _AT_ONCE) + 0.5 * width**2 * np.sum(z**2, axis=1))))
+            found.append(float(np.std(share.value(theta, _AT_ONCE) + 0.5 * width**2 * np.sum(z**2, axis=1))))
     return found[0], found[1]
 
 
 def _refusal(part: Part, why: str) -> EpviError:
+    both = part.prior + Fraction(1, part.num_shards)
     return EpviError(
         f"shard {part.label} cannot be stood in for without rows: the prior's share is not close to a Gaussian ({why})."
-        " Let a site that has rows carry it, with its own share and this one together (prior=..., --prior)."
+        f' Let a site that has rows carry it with its own, as in: epvi shard ... --prior {both} (prior="{both}").'
     )

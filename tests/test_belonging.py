@@ -1,0 +1,235 @@
+"""Which fits belong together: fingerprints of models and rows, and what `combine` makes of them."""
+
+import dataclasses
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from sentences import refused
+
+import epvi
+from epvi.handover import Provenance
+from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(80, 2)).astype(np.float32)
+ROWS = {"x": X, "y": (RNG.random(80) < 0.5).astype(np.int64)}
+FIRST, SECOND = ({name: column[m::2] for name, column in ROWS.items()} for m in range(2))
+WIDE = {name: column.astype(np.float64) for name, column in SECOND.items()}
+
+
+def prior_of(scale):
+    return dist.Normal(0.0, scale).expand([2]).to_event(1)
+
+
+def model_with(scale=1.0, temperature=1.0):
+    def model(x, y=None):
+        w = numpyro.sample("w", prior_of(scale))
+        numpyro.sample("y", dist.Bernoulli(logits=temperature * (x @ w)), obs=y)
+
+    return model
+
+
+def other_words(y, x):
+    """The same model, written by someone else: another text, another distribution's name, a plate, a deterministic."""
+    w = numpyro.sample("w", dist.MultivariateNormal(jnp.zeros(2), scale_tril=jnp.eye(2)))
+    eta = numpyro.deterministic("eta", jnp.einsum("ni,i->n", x, w))
+    with numpyro.plate("everyone", x.shape[0]):
+        numpyro.sample("answer", dist.BernoulliProbs(1 / (1 + jnp.exp(-eta))), obs=y)
+
+
+def with_fixed(x, y=None, *, scale=1.0, levels=("a", "b")):
+    w = numpyro.sample("w", prior_of(scale))
+    numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+@functools.cache
+def fitted(model, number=1, like="first"):
+    rows = {"first": FIRST, "second": SECOND, "wide": WIDE}[like]
+    return epvi.fit_shard(model, rows, f"{number}/2", inference=epvi.NVI(1, num_starts=2, num_draws=16))
+
+
+ONE = model_with()
+
+
+def test_the_same_rows_in_another_order_under_another_number_are_refused():
+    again = epvi.fit_shard(ONE, {name: column[::-1] for name, column in FIRST.items()}, "2/2")
+    refused(lambda: epvi.combine([fitted(ONE), again]), "shard 1 of 2 and shard 2 of 2 were fitted to the same rows")
+
+
+def test_one_number_for_two_shards_is_told_from_one_shard_twice():
+    refused(lambda: epvi.combine([fitted(ONE), fitted(ONE)]), "is there twice, and its rows would count twice")
+    other = fitted(ONE, 1, "second")
+    refused(lambda: epvi.combine([fitted(ONE), other]), "is there twice, with other rows, so one has the wrong number")
+
+
+def test_the_hash_of_rows_is_that_of_their_values():
+    made = hash_rows(FIRST, "key")
+    assert len(made) == 32
+    order = RNG.permutation(40)
+    assert hash_rows({name: FIRST[name][order] for name in reversed(FIRST)}, "key") == made
+    assert hash_rows({"x": FIRST["x"].astype(np.float64), "y": FIRST["y"].astype(np.int8)}, "key") == made
+    assert hash_rows(FIRST | {"y": FIRST["y"].astype(bool)}, "key") == made
+    assert hash_rows({"x": np.zeros((3, 2))}, "") == hash_rows({"x": -np.zeros((3, 2))}, "")
+
+
+def changed_value():
+    x = FIRST["x"].copy()
+    x[7, 1] = np.nextafter(x[7, 1], np.float32(9))
+    return {"x": x}
+
+
+def swapped_labels():
+    y = FIRST["y"].copy()
+    i, j = np.flatnonzero(y == 0)[0], np.flatnonzero(y == 1)[0]
+    y[[i, j]] = y[[j, i]]
+    return {"y": y}
+
+
+OTHER_ROWS = {
+    "another key": lambda: (FIRST, "other"),
+    "one value the least bit larger": lambda: (FIRST | changed_value(), "key"),
+    "two labels swapped": lambda: (FIRST | swapped_labels(), "key"),
+    "columns swapped": lambda: (FIRST | {"x": FIRST["x"][:, ::-1]}, "key"),
+    "a row less": lambda: ({name: column[1:] for name, column in FIRST.items()}, "key"),
+    "a row twice": lambda: ({name: column[[0, *range(40)]] for name, column in FIRST.items()}, "key"),
+    "another name": lambda: ({"z": FIRST["x"], "y": FIRST["y"]}, "key"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_ROWS)
+def test_other_rows_have_another_hash(name):
+    rows, key = OTHER_ROWS[name]()
+    assert hash_rows(rows, key) != hash_rows(FIRST, "key")
+
+
+def test_labels_swapped_between_rows_of_a_plan_of_few_values_never_collide():
+    x = np.array(np.meshgrid([0, 1], [0, 1], [0, 1], [0, 1])).reshape(4, -1).T.repeat(4, axis=0)
+    labels = [RNG.permutation(np.arange(64) % 2) for _ in range(2000)]
+    counts = {tuple(np.add.reduceat(y, np.arange(0, 64, 4))) for y in labels}
+    assert len({hash_rows({"x": x, "y": y}, "") for y in labels}) == len(counts)
+
+
+OTHER_MODELS = {
+    "prior": (model_with(scale=1.001), "whose prior differs"),
+    "likelihood": (model_with(temperature=1.01), "whose likelihood differs"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_another_model_is_refused(name):
+    other, sentence = OTHER_MODELS[name]
+    both = [fitted(ONE), fitted(other, 2, "second")]
+    refused(lambda: epvi.combine(both), rf"shard 2 of 2 and shard 1 of 2 come from different models .*{sentence}")
+
+
+@pytest.mark.parametrize("like", ["second", "wide"])
+def test_the_same_model_in_other_words_and_rows_of_another_precision_belong_together(like):
+    assert epvi.combine([fitted(ONE), fitted(other_words, 2, like)]).num_rows == 80
+
+
+def test_a_fixed_argument_that_differs_is_named():
+    made = [fitted(epvi.Model(with_fixed, scale=scale), m) for m, scale in ((1, 1.0), (2, 1))]
+    other = [fitted(epvi.Model(with_fixed, **fixed), 2, "second") for fixed in ({"scale": 2.0}, {"levels": ("b", "a")})]
+    assert made[0].made_of.fixed == made[1].made_of.fixed
+    refused(lambda: epvi.combine([made[0], other[0]]), "different values of the fixed argument 'scale'")
+    refused(lambda: epvi.combine([made[0], other[1]]), "different values of the fixed argument 'levels'")
+
+
+SAME_FIXED = {
+    "number": (2, np.float32(2.0)),
+    "zero": (0.0, -0.0),
+    "array": (np.arange(3), jnp.arange(3.0)),
+    "list": ([1, 2], (1.0, 2.0)),
+    "texts": (["a", "b"], ("a", "b")),
+    "table": ({"a": 1, "b": [2, "c"]}, {"b": (2.0, "c"), "a": 1.0}),
+    "large": (10**400, 10**400),
+}
+OTHER_FIXED = {
+    "number": (2, 3),
+    "text": ("a", "b"),
+    "nothing": (None, 0),
+    "shape": (np.zeros(2), np.zeros((2, 1))),
+    "texts": (["a", "b"], ["b", "a"]),
+    "table": ({"a": 1}, {"a": 2}),
+    "function": (np.sin, jnp.tanh),
+}
+
+
+@pytest.mark.parametrize("name", SAME_FIXED)
+def test_equal_fixed_arguments_have_equal_hashes(name):
+    a, b = SAME_FIXED[name]
+    assert hash_fixed({"a": a}) == hash_fixed({"a": b})
+
+
+@pytest.mark.parametrize("name", OTHER_FIXED)
+def test_other_fixed_arguments_have_other_hashes(name):
+    a, b = OTHER_FIXED[name]
+    assert hash_fixed({"a": a}) != hash_fixed({"a": b})
+
+
+def values(model, rows):
+    made = epvi.Model(model)
+    return model_values(made.programs(rows), rows)
+
+
+def correlated(x, y):
+    w = numpyro.sample("w", dist.MultivariateNormal(jnp.zeros(2), jnp.array([[2.0, 0.9], [0.9, 0.5]])))
+    numpyro.sample("y", dist.MultivariateNormal(jnp.outer(x @ w, jnp.ones(2)), 2 * jnp.eye(2)), obs=y)
+
+
+def two_kinds(y):
+    centre = numpyro.sample("centre", dist.Normal(jnp.zeros(2), 3.0).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        kind = numpyro.sample("kind", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+        numpyro.sample("y", dist.Normal(centre[kind], 1.0), obs=y)
+
+
+def test_models_with_factorisations_and_with_discrete_sites_have_fingerprints():
+    for model, rows in ((correlated, {"x": X, "y": X}), (two_kinds, {"y": X[:, 0]})):
+        prior, likelihood = values(model, rows)
+        assert np.all(np.isfinite([*prior, *likelihood]))
+        assert (len(prior), len(likelihood)) == (6, 24)
+        assert values(model, rows) == (prior, likelihood)
+
+
+def test_the_prior_part_is_the_log_prior_and_its_slope():
+    prior, _ = values(ONE, FIRST)
+    theta = 0.7 * np.sin(2 * np.pi * 0.6180339887498949 * np.arange(1, 7)).reshape(3, 2)
+    square = np.sum(theta**2, axis=1)
+    np.testing.assert_allclose(prior, [*(-0.5 * square - np.log(2 * np.pi)), *-square], rtol=1e-11)
+
+
+def test_labels_as_truth_values_and_as_numbers_are_one_model():
+    truth = epvi.fit_shard(ONE, SECOND | {"y": SECOND["y"] > 0}, "2/2")
+    assert epvi.combine([fitted(ONE), truth]).num_rows == 80
+    hidden = epvi.fit_shard(model_with(temperature=1.01), SECOND | {"y": SECOND["y"] > 0}, "2/2")
+    refused(lambda: epvi.combine([fitted(ONE), hidden]), "whose likelihood differs")
+
+
+def test_what_is_unknown_agrees_with_anything():
+    """A likelihood that is not a number at made-up rows, or a fit that does not tell what it was made of."""
+    one, two = fitted(ONE), fitted(ONE, 2, "second")
+    some = (np.nan, *two.made_of.row_values[1:])
+    for made_of in (dataclasses.replace(two.made_of, row_values=some), Provenance(rows="x")):
+        made_of = dataclasses.replace(made_of, fixed=one.made_of.fixed)
+        assert epvi.combine([one, dataclasses.replace(two, made_of=made_of)]).num_rows == 80
+
+
+PRIORS = {
+    "flat": ((0.0, 0.0, 0.0, 0.0), True),
+    "another constant": ((-3.0, -3.0, 0.0, -0.0), True),
+    "slope": ((-3.0, -3.0, 0.0, 1e-20), False),
+    "steps": ((-3.0, -2.0, 0.0, 0.0), False),
+    "unknown": ((np.nan, np.nan, 0.0, 0.0), False),
+    "nothing": ((), False),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_a_prior_is_flat_when_its_values_are_equal_and_its_slopes_zero(name):
+    given, is_flat = PRIORS[name]
+    assert Provenance(prior_values=given).flat_prior is is_flat
