@@ -68,8 +68,8 @@ class Parts:
         """The file's bytes, well sealed, whatever is in it."""
         if isinstance(self.record, dict) and "sha256" in self.record:
             self.record["sha256"] = UNSEALED.decode()
-        text = json.dumps(self.record) if text is None else text
-        header = json.dumps({"__metadata__": {"epvi": text}, **self.table}).encode()
+        text = json.dumps(self.record, separators=(",", ":")) if text is None else text
+        header = json.dumps({"__metadata__": {"epvi": text}, **self.table}, separators=(",", ":")).encode()
         return sealed(len(header).to_bytes(8, "little") + header + self.data)
 
 

@@ -25,8 +25,9 @@ KINDS = ("shard", "posterior", "stats", "draws", "scores", "moments")
 
 _FIELD = "epvi"
 _UNSEALED = "0" * 64
-# Objects of a JSON header take more memory than its text: real headers have a bracket in about twenty characters.
-_CHARACTERS_PER_BRACKET = 6
+# Objects of a JSON header take more memory than its text: real headers have a bracket in about twenty characters, and
+# the shortest entry of a real table, `"x":["y"],`, has one in ten.
+_CHARACTERS_PER_BRACKET = 9
 _MOST_DIMENSIONS = 8
 _MOST_BYTES = 2**32
 # As safetensors has it.
@@ -134,6 +135,7 @@ def unseal(content: bytes) -> Envelope:
         raise Malformed("its checksum is wrong, so it was damaged or changed on the way")
     for name, entry in table.items():
         _check_entry(name, entry)
+    table.clear()  # A table of many small arrays is larger than the arrays.
     try:
         found = deserialize(content)
         arrays = {name: np.frombuffer(part["data"], "<f8").reshape(part["shape"]) for name, part in found}

@@ -83,16 +83,19 @@ def _read_parameter(value: Any, what: str, d: int) -> Parameter:
     parameter = Parameter(name, shape, support_of(record.any("support")))
     text = json.dumps(record.any("support"))
     # Ten thousand fits of one model ask this again and again; a stranger's long bounds are not worth keeping.
-    fits = _fits if len(text) <= _MOST_REMEMBERED else _fits.__wrapped__
-    if not fits(text, shape) or parameter.size > d:
+    fits = _known_to_fit(text, shape) if len(text) <= _MOST_REMEMBERED else _fits(parameter)
+    if not fits or parameter.size > d:
         raise Malformed(f"its parameter {name!r} has a shape that does not fit its support")
     return parameter
 
 
 @functools.lru_cache(maxsize=1000)
-def _fits(support: str, shape: tuple[int, ...]) -> bool:
-    """Whether NumPyro's bijection to a described support gives values of this shape."""
-    parameter = Parameter("", shape, support_of(json.loads(support)))
+def _known_to_fit(support: str, shape: tuple[int, ...]) -> bool:
+    return _fits(Parameter("", shape, support_of(json.loads(support))))
+
+
+def _fits(parameter: Parameter) -> bool:
+    """Whether NumPyro's bijection to the support gives values of the parameter's shape."""
     try:
         with jax.enable_x64(True), promotion_allowed():
             flat = jax.ShapeDtypeStruct(parameter.flat_shape, np.float64)
@@ -100,7 +103,7 @@ def _fits(support: str, shape: tuple[int, ...]) -> bool:
     except Exception:
         # NumPyro has many ways to say that a shape and a support do not fit each other.
         return False
-    return given == shape and min(parameter.flat_shape, default=0) >= 0
+    return given == parameter.shape and min(parameter.flat_shape, default=0) >= 0
 
 
 def _size(value: Any, what: str) -> int:

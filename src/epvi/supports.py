@@ -102,7 +102,7 @@ def _number_or_array(described: Any) -> Any:
         raise Malformed("its support has a bound without a valid shape")
     if int(np.prod(shape, dtype=object)) != len(values):
         raise Malformed("its support has a bound of another size than its shape")
-    return np.asarray([as_number(value, "bound") for value in values]).reshape(shape)
+    return np.fromiter((as_number(value, "bound") for value in values), np.float64, len(values)).reshape(shape)
 
 
 def _dimensions(value: Any) -> int:
