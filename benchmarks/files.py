@@ -110,6 +110,7 @@ def times(fit: epvi.ShardFit, folder: Path, count: int) -> dict[str, tuple[int, 
     for i in range(-20, count):  # Those before the first warm up.
         for j, name in enumerate(names):
             path = folder / f"{i % RING}.{name}"
+            path.unlink(missing_ok=True)  # Some file systems wait for the disk when a file is written over.
             start = time.perf_counter()
             saved(name, path)
             middle = time.perf_counter()
