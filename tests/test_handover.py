@@ -194,6 +194,14 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path):
     refused(lambda: some_fit().save(tmp_path), "is a folder")
 
 
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
+    fit = some_fit()
+    odd = epvi.Space((epvi.Parameter("w\n", (2,), SUPPORTS["real"][1]), *fit.space.parameters[1:]))
+    path = tmp_path / "a.epvi"
+    refused(lambda: dataclasses.replace(fit, space=odd).save(path), r"a\.epvi was not written, .*its name is not a")
+    assert not path.exists()
+
+
 # Files that are wrong.
 
 

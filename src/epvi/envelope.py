@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,9 +51,14 @@ class Envelope(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def save(path: str | os.PathLike, envelope: Envelope) -> Path:
-    """Write the file under a temporary name and rename it, so that nobody ever sees half of it."""
-    return write_whole(path, seal(envelope))
+def save(path: str | os.PathLike, envelope: Envelope, read: Callable[[Envelope], Any]) -> Path:
+    """Write the file whole or not at all, and only if `read` takes it: what was written can be read."""
+    content = seal(envelope)
+    try:
+        read(unseal(content))
+    except Malformed as error:
+        raise EpviError(f"{shown(path)} was not written, since it could not be read again: {error}.") from error
+    return write_whole(path, content)
 
 
 def write_whole(path: str | os.PathLike, content: bytes) -> Path:

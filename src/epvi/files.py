@@ -47,7 +47,8 @@ def load_any(path: str | os.PathLike) -> ShardFit | Posterior | Stats:
 
 def save_stats(path: str | os.PathLike, stats: Stats) -> Path:
     """Write statistics of columns to a `.epvi` file, whole or not at all."""
-    return envelope.save(path, Envelope("stats", {"columns": stats.as_json(), "version": __version__}, {}))
+    content = Envelope("stats", {"columns": stats.as_json(), "version": __version__}, {})
+    return envelope.save(path, content, _unpack_stats)
 
 
 def _unpack_stats(content: Envelope) -> Stats:

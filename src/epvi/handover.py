@@ -98,7 +98,7 @@ class ShardFit:
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, whole or not at all."""
-        return envelope.save(path, pack_fit(self))
+        return envelope.save(path, pack_fit(self), unpack_fit)
 
 
 def pack_fit(fit: ShardFit) -> Envelope:

@@ -141,9 +141,9 @@ class Posterior:
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, with the shards' fits, whole or not at all."""
-        from epvi.hub.stored import pack_posterior
+        from epvi.hub.stored import pack_posterior, unpack_posterior
 
-        return envelope.save(path, pack_posterior(self))
+        return envelope.save(path, pack_posterior(self), unpack_posterior)
 
     def conflict(self, *, seed: Seed = 0) -> Conflict:
         """Whether the shards agree: how far each is from the product of the others, and what it does to the result."""
