@@ -18,6 +18,7 @@ from epvi.columnstats import ColumnStats, Stats
 from epvi.envelope import Envelope, seal, unseal
 from epvi.files import load_any, save_stats
 from epvi.handover import describe_space, pack_fit, unpack_fit
+from epvi.hub.stored import pack_posterior
 from epvi.mixture import Estimate
 from epvi.packing import read_space
 from epvi.record import Record
@@ -425,3 +426,15 @@ def test_kinds_of_later_rounds_are_named_not_guessed(tmp_path):
     path = tmp_path / "a.epvi"
     path.write_bytes(seal(Envelope("draws", {}, {})))
     refused(lambda: epvi.load(path), "holds draws, which this epvi cannot use: pass a shard's fit or a posterior")
+
+
+def test_a_stored_product_cannot_ask_for_endless_work(tmp_path):
+    fit = dataclasses.replace(some_fit(), num_shards=2, prior=Fraction(1))
+    made = epvi.combine([fit], epvi.Anchored(num_samples=500))
+    content = pack_posterior(made)
+    path = tmp_path / "a.epvi"
+    path.write_bytes(seal(content))
+    assert epvi.load(path).choices.product == epvi.Anchored(num_samples=500)
+    product = {**content.record["product"], "num_samples": 10**18}
+    path.write_bytes(seal(content._replace(record={**content.record, "product": product})))
+    refused(lambda: epvi.load(path), "'num_samples' that is not a number up to 100,000,000")

@@ -18,6 +18,8 @@ from epvi.version import __version__
 
 _WAYS: dict[str, type[Product]] = {way.__name__: way for way in (Anchored, Chain, Exact, Subset)}
 _MOST_FITS = 100_000
+# What a product may be told to sample or enumerate: an update would do it.
+_MOST_SAMPLES = 10**8
 
 
 def pack_posterior(posterior: Posterior) -> Envelope:
@@ -78,10 +80,10 @@ def _read_way(record: Record) -> Product:
         value = record.any(key)
         if isinstance(value, dict) and name == "Subset" and key == "chain":
             settings[key] = _read_way(record.table(key))
-        elif value is None or isinstance(value, bool | int | float):
+        elif value is None or (isinstance(value, bool | int | float) and abs(value) <= _MOST_SAMPLES):
             settings[key] = value
         elif key != "name":
-            raise Malformed(f"its product has a setting {key[:40]!r} that is not a number")
+            raise Malformed(f"its product has a setting {key[:40]!r} that is not a number up to {_MOST_SAMPLES:,}")
     try:
         return _WAYS[name](**settings)
     except (KeyError, TypeError, EpviError):
