@@ -38,7 +38,7 @@ def draw(posterior: epvi.Posterior, path: Path, nuts: dict[str, np.ndarray] | No
     _panel(left, posterior, [f"w_{name}" for name in NAMES[:9]], nuts)
     _panel(right, posterior, [f"baseline_{name}" for name in SITES], nuts)
     left.set_title("change in log odds of heart disease", fontsize=10)
-    right.set_title("baseline log odds, where all columns are 0", fontsize=10)
+    right.set_title("baseline log odds", fontsize=10)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=9, frameon=False)
     figure.suptitle("Four hospitals, each alone with its quarter of the prior, and their product (means and 90 %)")

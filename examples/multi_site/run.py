@@ -34,9 +34,13 @@ def run(folder: Path, command: str, show: bool = True) -> str:
         found = sorted(path.name for path in folder.glob(word)) if "*" in word else []
         words += found or [word]
     printed = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-        with contextlib.suppress(SystemExit):
-            command_line(words, prog_name="epvi", standalone_mode=False)
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        command_line(words, prog_name="epvi", standalone_mode=False)
     if show:
         print(f"\n{folder.name}$ epvi {command}\n{printed.getvalue().rstrip()}", flush=True)
     return printed.getvalue()
