@@ -61,6 +61,12 @@ def test_the_handover_page_names_every_entry_and_every_support():
     assert not missing
 
 
+def test_two_files_of_one_site_tell_a_row_as_the_guide_warns():
+    _, printed = run_block("docs/multi-site.md")
+    told, true = (re.findall(r"-?\d+\.?\d*", line) for line in printed.splitlines())
+    np.testing.assert_allclose(np.array(told, float), np.array(true, float), atol=0.05)
+
+
 DEMO_SAYS = ["six shards", "all rows", "NUTS", "w[0]"]
 SMALL_DEMO = """
 import sys

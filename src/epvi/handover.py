@@ -89,7 +89,8 @@ class ShardFit:
     @property
     def called(self) -> str:
         """What to call it in a message: the file it came from, if any, and the shard."""
-        return f"{envelope.shown(self.file)} (shard {self.label})" if self.file else f"shard {self.label}"
+        shard = f"shard {printable(self.label, 80)}"
+        return f"{envelope.shown(self.file)} ({shard})" if self.file else shard
 
     @property
     def is_stand_in(self) -> bool:
