@@ -5,6 +5,7 @@ threads beside JAX's stall it; both must be set before the process starts.
 """
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
 
@@ -49,8 +50,10 @@ def close() -> None:
 
 
 def _warm() -> None:
-    """Import what every task needs, before the first one comes."""
+    """Import what every task needs, before the first one comes; what a model prints is no result of the program."""
     import epvi.worker  # noqa: F401
+
+    os.dup2(2, 1)
 
 
 @contextlib.contextmanager
