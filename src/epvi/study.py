@@ -115,9 +115,16 @@ class Study:
         return self._named(made, name)
 
     def stats(self, source: Any) -> Stats:
-        """Counts, means and sds of the columns of numbers, in their own units."""
+        """Counts, means and sds of columns of numbers, in their own units.
+
+        Of those inside matrices, since an argument of its own may be what the model observes, which has its unit; where
+        there are no matrices, of all.
+        """
         rows = self.rows(source)
-        names = [name for name in rows.used if name not in rows.levels]
+        inside = [name for names in rows.columns.values() if not isinstance(names, str) for name in names]
+        names = [name for name in dict.fromkeys(inside or rows.used) if name not in rows.levels]
+        if not names:
+            raise EpviError(f"{self.path} has no column of numbers to standardise: all of x have levels.")
         raw = dataclasses.replace(self, columns={n: _without(c, "centre", "scale") for n, c in self.columns.items()})
         return column_stats(raw.rows(source), names, min_rows=max(2, self.min_rows))
 
@@ -149,7 +156,8 @@ def load_study(path: str | Path) -> Study:
     except OSError as error:
         raise EpviError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise EpviError(f"{path} is not TOML: {str(error).splitlines()[0]}.") from error
+        twice = ": put all of it under one heading" if "twice" in str(error) else ""
+        raise EpviError(f"{path} is not TOML: {str(error).splitlines()[0]}{twice}.") from error
     return _Reader(path).study(table)
 
 
