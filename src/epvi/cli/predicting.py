@@ -1,18 +1,22 @@
 """The verb in which a posterior meets rows again: `predict`."""
 
+import math
 from pathlib import Path
 from typing import Any
 
 import click
 
 from epvi.cli import options
-from epvi.cli.output import busy, give
+from epvi.cli.output import Verb, busy, give
+from epvi.cli.writing import check_apart
 from epvi.errors import EpviError
 
+_ENDINGS = (".csv", ".parquet", ".npz")
 
-@click.command
+
+@click.command(cls=Verb)
 @options.model
-@click.argument("posterior", type=click.Path(path_type=Path))
+@click.argument("posterior", type=options.PATH)
 @options.rows
 @options.fixed
 @click.option("--draws", default=1000, show_default=True, type=click.IntRange(2), help="Draws of the posterior.")
@@ -20,11 +24,12 @@ from epvi.errors import EpviError
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     help="A .csv or .parquet of means, sds and quantiles, or a .npz of draws.",
 )
 @options.as_json
-def predict(model: str, posterior: Path, **said: Any) -> None:
+@click.pass_context
+def predict(context: click.Context, model: str, posterior: Path, **said: Any) -> None:
     """Predict rows with a posterior; where the observed column is there, also score them.
 
     MODEL is the model that the posterior was fitted with, or the study.toml that names it. The score is the mean over
@@ -39,10 +44,12 @@ def predict(model: str, posterior: Path, **said: Any) -> None:
     from epvi.hub import Posterior
     from epvi.prediction import predict as predict_rows
 
+    if said["output"] is not None:
+        _check_output(said["output"], [*said["rows"], str(posterior), model.partition(":")[0]])
     found = load(posterior)
     if not isinstance(found, Posterior):
         raise EpviError(f"{posterior} is a shard's fit: pass a posterior (epvi combine makes one).")
-    named, rows = _model_and_rows(model, said)
+    named, rows = _model_and_rows(context, model, said)
     with busy("predicting"):
         draws = predict_rows(named, found, rows, num_samples=said["draws"], seed=said["seed"])
         score = _score(named, found, rows, said)
@@ -59,14 +66,19 @@ def predict(model: str, posterior: Path, **said: Any) -> None:
     give(said["as_json"], data, "\n".join(words))
 
 
-def _model_and_rows(model: str, said: dict[str, Any]) -> tuple[Any, Any]:
+def _check_output(path: Path, inputs: list[str]) -> None:
+    if path.suffix not in _ENDINGS:
+        raise EpviError(f"{path} ends in neither .csv, .parquet nor .npz: name one of these.")
+    check_apart(path, inputs)
+
+
+def _model_and_rows(context: click.Context, model: str, said: dict[str, Any]) -> tuple[Any, Any]:
     if model.endswith(".toml"):
         from epvi.study import load_study
 
-        if not said["rows"]:
-            raise click.UsageError("Missing option '--rows'.")
-        study, given = load_study(model), list(said["rows"])
-        return study.model(), study.rows(given[0] if len(given) == 1 else given)
+        options.refuse_settled(context, model)
+        source, study = options.make_source(said), load_study(model)
+        return study.model(), study.rows(source)
     rows = options.make_rows(said)
     from epvi.references import model_named
 
@@ -77,14 +89,18 @@ def _score(named: Any, posterior: Any, rows: Any, said: dict[str, Any]) -> float
     """The held-out log likelihood, where the rows have all that the model observes."""
     from epvi.prediction import log_predictive
     from epvi.site.recipe import read_rows
+    from epvi.site.replies import row_sites
 
-    if read_rows(rows, optional=named.optional).left_out:
+    table = read_rows(rows, optional=named.optional)
+    if table.left_out or not row_sites(named.function, named.fixed, table.columns).observed:
         return None
-    try:
-        return log_predictive(named, posterior, rows, num_samples=said["draws"], seed=said["seed"])
-    except EpviError:
-        # Without an observed column there is nothing to score.
-        return None
+    score = log_predictive(named, posterior, rows, num_samples=said["draws"], seed=said["seed"])
+    if not math.isfinite(score):
+        raise EpviError(
+            f"the rows' log predictive density is {score}: they have a value that the model cannot give. Mend it, or"
+            " leave out the column that the model observes."
+        )
+    return score
 
 
 def write_predictions(path: Path, draws: dict[str, Any]) -> Path:
@@ -98,15 +114,13 @@ def write_predictions(path: Path, draws: dict[str, Any]) -> Path:
     buffer = io.BytesIO()
     if path.suffix == ".npz":
         np.savez(buffer, **draws)
-    elif path.suffix in (".csv", ".parquet"):
+    else:
         import pyarrow
         import pyarrow.csv
         import pyarrow.parquet
 
         table = pyarrow.table(_columns(draws))
         (pyarrow.csv.write_csv if path.suffix == ".csv" else pyarrow.parquet.write_table)(table, buffer)
-    else:
-        raise EpviError(f"{path} ends in neither .csv, .parquet nor .npz: name one of these.")
     return write_whole(path, buffer.getvalue())
 
 
