@@ -20,7 +20,7 @@ from epvi.handover import ShardFit
 from epvi.references import model_named
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
-from epvi.site.recipe import Rows
+from epvi.site.recipe import Rows, check_arguments
 from epvi.site.shard import as_share, fit_shard, parse_shard
 from epvi.site.standin import stand_in
 from epvi.site.stats import column_stats
@@ -137,9 +137,9 @@ class Study:
         made = {}
         for name in self.rows({}).used:
             column = self.columns.get(name, {})
-            low, high = column.get("limits", (None, None))
-            low = high - 1 if low is None and high is not None else low or 0
-            choices = column.get("levels") or [low, low + 1 if high is None else high]
+            low, high = column.get("limits", (-math.inf, math.inf))
+            low = low if math.isfinite(low) else min(0, high - 1)
+            choices = column.get("levels") or [low, min(low + 1, high)]
             made[name] = list(itertools.islice(itertools.cycle(choices), 8))
         return made
 
@@ -186,6 +186,7 @@ class _Reader:
             hash_key=self.text(table, "hash_key", ""),
         )
         try:
+            check_arguments(arguments)
             used = made.rows({}).used
         except EpviError as error:
             raise EpviError(f"{self.path}: {error}") from None
@@ -232,6 +233,8 @@ class _Reader:
         if not isinstance(said, dict):
             raise self.wrong(f"columns.{name}", "is not a table")
         self.known(said, _COLUMN, f"columns.{name}.")
+        if not isinstance(said.get("unit", ""), str):
+            raise self.wrong(f"columns.{name}.unit", "is not a text: put it in quotes")
         if ("centre" in said) != ("scale" in said):
             raise self.wrong(f"columns.{name}", "has one of centre and scale: give both (epvi pool prints them)")
         for bound in said.get("limits", []) if isinstance(said.get("limits"), list) else []:
@@ -258,7 +261,7 @@ class _Reader:
     def inference(self, said: dict[str, Any]) -> NVI:
         self.known(said, _INFERENCE, "inference.")
         covariance = said.get("covariance", "auto")
-        if covariance not in COVARIANCES:
+        if not isinstance(covariance, str) or covariance not in COVARIANCES:
             raise self.wrong("inference.covariance", f"is not one of {', '.join(COVARIANCES)}")
         try:
             return NVI(**{**said, "covariance": COVARIANCES[covariance]})

@@ -127,7 +127,7 @@ def make_source(options: dict[str, Any]) -> str | list[str]:
 
 def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
     """The rows that the options describe."""
-    from epvi.site.recipe import Rows
+    from epvi.site.recipe import Rows, check_arguments
 
     source = make_source(options)
     columns: dict[str, Any] = {}
@@ -137,6 +137,7 @@ def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
         columns["y"] = options["y"]
     for name, said in _pairs("--column", options["more"]).items():
         columns[name] = _list(said) if "," in said else said
+    check_arguments(columns)
     return Rows(
         source,
         standardise=standardise,
