@@ -106,6 +106,7 @@ REFUSED = {
     "no rows": (but("--rows", "header.csv"), "'header.csv' has zero rows"),
     "no such column": (but("--x", "a,c"), "has no column 'c'"),
     "no such argument": (("shard", *SHARD[1:], "--column", "z=a"), "'z' is not an argument of linear"),
+    "a name of epvi's own": ((*SHARD, "--column", "source=a"), "an argument is called 'source'"),
     "text": (but("--rows", "text.csv"), "column 'b' of file 'text.csv' holds text"),
     "no level": ((*but("--rows", "text.csv"), "--levels", "b=low,mid"), "has the value 'high', which is not among"),
     "outside": ((*SHARD, "--limits", "a=0:1"), "column 'a' of file 's1.csv' has .* outside 0 to 1"),
