@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -10,6 +10,9 @@ from epvi.cli import options
 from epvi.cli.output import Verb, busy, give
 from epvi.cli.writing import check_apart
 from epvi.errors import EpviError
+
+if TYPE_CHECKING:
+    from epvi.site.assembly import Table
 
 _ENDINGS = (".csv", ".parquet", ".npz")
 
@@ -43,20 +46,23 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
     from epvi.files import load
     from epvi.hub import Posterior
     from epvi.prediction import predict as predict_rows
+    from epvi.site.recipe import read_rows
 
     if said["output"] is not None:
         _check_output(said["output"], [*said["rows"], str(posterior), model.partition(":")[0]])
+    named, rows = _model_and_rows(context, model, said)
     found = load(posterior)
     if not isinstance(found, Posterior):
         raise EpviError(f"{posterior} is a shard's fit: pass a posterior (epvi combine makes one).")
-    named, rows = _model_and_rows(context, model, said)
     with busy("predicting"):
         draws = predict_rows(named, found, rows, num_samples=said["draws"], seed=said["seed"])
-        score = _score(named, found, rows, said)
+        table = read_rows(rows, optional=named.optional)
+        score = _score(named, found, rows, table, said)
     data: dict[str, Any] = {"draws": said["draws"], "sites": {name: list(v.shape[1:]) for name, v in draws.items()}}
-    words = [
-        f"{name}: {said['draws']:,} draws of shape {v.shape[1:]}, mean {v.mean():.4g}" for name, v in draws.items()
-    ]
+    words = [f"{name}: {len(v):,} draws of shape {v.shape[1:]}, mean {v.mean():.4g}" for name, v in draws.items()]
+    if table.dropped:
+        data["dropped"] = table.dropped
+        words.append(f"rows that lack a value and are left out: {table.dropped:,}")
     if score is not None:
         data["log_predictive"] = score
         words.append(f"log predictive density, mean over rows: {score:.6f}")
@@ -85,13 +91,11 @@ def _model_and_rows(context: click.Context, model: str, said: dict[str, Any]) ->
     return model_named(model, options.make_fixed(said["fixed"])), rows
 
 
-def _score(named: Any, posterior: Any, rows: Any, said: dict[str, Any]) -> float | None:
+def _score(named: Any, posterior: Any, rows: Any, table: "Table", said: dict[str, Any]) -> float | None:
     """The held-out log likelihood, where the rows have all that the model observes."""
     from epvi.prediction import log_predictive
-    from epvi.site.recipe import read_rows
     from epvi.site.replies import row_sites
 
-    table = read_rows(rows, optional=named.optional)
     if table.left_out or not row_sites(named.function, named.fixed, table.columns).observed:
         return None
     score = log_predictive(named, posterior, rows, num_samples=said["draws"], seed=said["seed"])
