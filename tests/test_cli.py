@@ -149,6 +149,10 @@ REFUSED = {
     "statistics to summarise": (("summary", "s1.stats.epvi"), "holds statistics of columns"),
     "no quantile": (("summary", "posterior.epvi", "--quantiles", "0.5,1.5"), "1.5"),
     "a fit to pool": (("pool", "s1.stats.epvi", "s1.epvi"), "s1.epvi does not hold statistics of columns"),
+    "statistics twice": (
+        ("pool", "s1.stats.epvi", "s1.stats.epvi"),
+        "hold the same statistics, which would count twice",
+    ),
     "few rows for statistics": (
         ("stats", "--rows", "s1.csv", "--min-rows", "31", "-o", "new.epvi"),
         "column 'a' has 30 values, fewer than 31",

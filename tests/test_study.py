@@ -151,6 +151,10 @@ def test_few_rows_are_not_told_of(folder):
     assert not (folder / "north.epvi").exists()
     said = call_json("stats", "study.toml", "--rows", "few.csv", "-o", "north.stats.epvi", code=1)["error"]
     assert "column 'age' has 11 values, fewer than 12" in said
+    # A study that asks for nothing is no reason to tell of single rows.
+    (folder / "study.toml").write_text(STUDY.replace("min_rows = 12", ""))
+    (folder / "few.csv").write_text("\n".join([*table[:9], ""]))
+    refused(lambda: load_study("study.toml").stats("few.csv"), "column 'age' has 8 values, fewer than 10")
 
 
 REFUSED_ROWS = {

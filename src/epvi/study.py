@@ -102,7 +102,7 @@ class Study:
         made = fit_shard(self.model(), self.rows(source), number, prior=share, inference=self.inference, seed=self.seed)
         if made.num_rows < self.min_rows:
             raise EpviError(
-                f"the rows have {made.num_rows:,} rows after missing values and {self.path} asks for at least"
+                f"there are {made.num_rows:,} rows without missing values and {self.path} asks for at least"
                 f" {self.min_rows:,} (min_rows), since a fit to few rows can tell of single ones: nothing was written."
             )
         return self._named(made, name)
@@ -126,7 +126,8 @@ class Study:
         if not names:
             raise EpviError(f"{self.path} has no column of numbers to standardise: all of x have levels.")
         raw = dataclasses.replace(self, columns={n: _without(c, "centre", "scale") for n, c in self.columns.items()})
-        return column_stats(raw.rows(source), names, min_rows=max(2, self.min_rows))
+        least = {"min_rows": self.min_rows} if self.min_rows > 1 else {}
+        return column_stats(raw.rows(source), names, **least)
 
     def _named(self, fit: ShardFit, name: str) -> ShardFit:
         label = f"{fit.shard} of {fit.num_shards} ({name})"

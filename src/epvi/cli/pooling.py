@@ -61,13 +61,16 @@ def pool(files: tuple[Path, ...], as_json: bool) -> None:
     from epvi.columnstats import pool as pool_stats
     from epvi.files import load_any
 
-    found = []
+    found: dict[Path, Stats] = {}
     for path in files:
         one = load_any(path)
         if not isinstance(one, Stats):
             raise EpviError(f"{path} does not hold statistics of columns: pass what epvi stats wrote.")
-        found.append(one)
-    pooled = pool_stats(found)
+        for other, held in found.items():
+            if held == one:
+                raise EpviError(f"{other} and {path} hold the same statistics, which would count twice: leave one out.")
+        found[path] = one
+    pooled = pool_stats(list(found.values()))
     lines = []
     for name, (centre, scale) in pooled.constants().items():
         lines.append(f"[columns.{_key(name)}]\ncentre = {centre!r}\nscale = {scale!r}\n")
