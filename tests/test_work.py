@@ -113,6 +113,47 @@ def test_a_run_killed_while_it_writes_goes_on(write, tmp_path, undisturbed):
     go_on(folder, undisturbed)
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
+def test_workers_of_a_run_that_was_killed_alone_end_too(tmp_path):
+    folder = make(tmp_path)
+    slow = MODEL.replace(
+        "    w =", '    import os, time\n    time.sleep(60 * (os.environ.get("NPROC") == "1"))\n    w ='
+    )
+    (folder / "model.py").write_text(slow)
+    process = started(*RUN, folder=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    until(lambda: workers_of(process.pid), process)
+    time.sleep(3)  # until the worker is ready
+    workers = workers_of(process.pid)
+    process.kill()
+    process.wait(60)
+    deadline = time.monotonic() + 30
+    while any(map(alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert workers
+    assert not any(map(alive, workers))
+
+
+def alive(process):
+    try:
+        with open(f"/proc/{process}/stat") as status:
+            return status.read().split(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def workers_of(parent):
+    """The processes that the given one has started to fit shards."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/stat") as status, open(f"/proc/{name}/cmdline") as line:
+                if status.read().split(")")[1].split()[1] == str(parent) and "popen_loky" in line.read():
+                    found.append(name)
+        except OSError:
+            continue
+    return found
+
+
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_at_any_moment_goes_on(tmp_path, undisturbed):
     folder = make(tmp_path)
