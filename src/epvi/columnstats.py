@@ -37,7 +37,9 @@ class Stats:
         """The (mean, sd) of every column, for `Rows(..., standardise=...)`."""
         for name, column in self.columns.items():
             if column.sd == 0:
-                raise EpviError(f"column {name!r} has the same value in all rows: it cannot be standardised.")
+                raise EpviError(
+                    f"column {name!r} has the same value in all rows: it cannot be standardised, so leave it out."
+                )
         return {name: (column.mean, column.sd) for name, column in self.columns.items()}
 
     def as_json(self) -> dict[str, dict[str, int | float]]:

@@ -5,7 +5,9 @@ threads beside JAX's stall it; both must be set before the process starts.
 """
 
 import contextlib
+import os
 import threading
+import time
 from collections.abc import Iterator
 
 import loky
@@ -16,6 +18,8 @@ from epvi.validation import at_least
 _ENVIRONMENT = {"NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 # Idle workers leave after this many seconds.
 _IDLE_SECONDS = 300
+# Workers look this often whether their parent still lives.
+_LOOK_SECONDS = 1.0
 
 _lock = threading.Lock()
 # By their number of workers, so that a call with another number does not stop one that is under way.
@@ -27,7 +31,9 @@ def workers(number: int | None) -> ProcessPoolExecutor:
     size = loky.cpu_count() if number is None else at_least("executor", number, 1)
     with _lock:
         if size not in _pools or not _takes_work(_pools[size]):
-            _pools[size] = ProcessPoolExecutor(size, timeout=_IDLE_SECONDS, env=_ENVIRONMENT, initializer=_warm)
+            _pools[size] = ProcessPoolExecutor(
+                size, timeout=_IDLE_SECONDS, env=_ENVIRONMENT, initializer=_begin, initargs=(os.getpid(),)
+            )
         return _pools[size]
 
 
@@ -46,6 +52,20 @@ def close() -> None:
         while _pools:
             _, pool = _pools.popitem()
             pool.shutdown(wait=True, kill_workers=True)
+
+
+def _begin(parent: int) -> None:
+    """Make a new process ready: what a model prints is no result of the program, and without its parent it ends."""
+    os.dup2(2, 1)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    _warm()
+
+
+def _end_with(parent: int) -> None:
+    """A parent that was killed cannot stop its workers, which would go on for nobody."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)
 
 
 def _warm() -> None:

@@ -13,7 +13,7 @@ from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
 from epvi.site.model import DensityModel, Model
 from epvi.site.recipe import read_rows, with_constants
-from epvi.site.replies import drawn, log_likelihoods, num_rows, row_sites, same_space
+from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_space
 from epvi.site.shard import as_model
 from epvi.validation import at_least
 
@@ -49,22 +49,36 @@ def predict(
     table = read_rows(with_constants(rows, _OF_THE_FIT), optional=model.optional)
     columns = table.columns
     model.columns(list(columns))
-    sites = row_sites(model.function, model.fixed, {**columns, **_in_their_place(table)})
-    for argument in table.left_out:
-        if argument.name not in sites.columns:
-            raise EpviError(
-                f"the rows have no column {argument.sources[0]!r}, of which {argument.name} is made: only what the"
-                " model observes can be left out."
-            )
+    sites = _sites(model, table)
     strange = [name for name in posterior.space.by_name if name not in sites.latent]
     if strange:
         raise EpviError(
             f"the posterior has a parameter {strange[0]!r}, which the model does not have:"
             " pass the model that the posterior was fitted with."
         )
+    for name, parameter in posterior.space.by_name.items():
+        if sites.latent[name] != parameter.shape:
+            raise EpviError(
+                f"the parameter {name!r} has the shape {parameter.shape} in the posterior and {sites.latent[name]} in"
+                " the model with these rows: pass the columns, and the model, that the posterior was fitted with."
+            )
     key = as_key(seed)
     draws = posterior.sample(at_least("num_samples", num_samples, 1), seed=jax.random.fold_in(key, 0))
     return drawn(model.function, model.fixed, columns, draws, sites.observed, jax.random.fold_in(key, 1))
+
+
+def _sites(model: Model, table: Table) -> RowSites:
+    """The model's sites as if nothing were left out; what is left out must be what some site observes."""
+    given = {**table.columns, **_in_their_place(table)}
+    sites = row_sites(model.function, model.fixed, given)
+    for argument in table.left_out:
+        without = {name: column for name, column in given.items() if name != argument.name}
+        if set(row_sites(model.function, model.fixed, without).observed) == set(sites.observed):
+            raise EpviError(
+                f"the rows have no column {argument.sources[0]!r}, of which {argument.name} is made: only what the"
+                " model observes can be left out."
+            )
+    return sites
 
 
 def _in_their_place(table: Table) -> dict[str, np.ndarray]:

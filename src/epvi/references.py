@@ -11,24 +11,29 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any
 
 from epvi.errors import EpviError
-from epvi.site.model import Model
 
+if TYPE_CHECKING:
+    from epvi.site.model import Model
+
+# Known without importing them, so that help and completion answer at once.
 READY = ("logistic", "multinomial", "poisson", "robust_linear", "tlsa")
 
 
-def model_named(reference: str, fixed: Mapping[str, Any] | None = None, beside: Path | None = None) -> Model:
+def model_named(reference: str, fixed: Mapping[str, Any] | None = None, beside: Path | None = None) -> "Model":
     """The model of a reference with these fixed arguments; files are looked for `beside` a folder."""
+    from epvi.site.model import Model
+
     function, exchangeable = _found(reference, beside)
     fixed = dict(fixed or {})
     if isinstance(function, Model):
         if fixed:
             raise EpviError(f"{reference} is a Model with its own fixed arguments: name its function to fix others.")
         return function
+    if not callable(function):
+        raise EpviError(f"{reference} is of type {type(function).__name__}: name a NumPyro model function.")
     return Model(function, exchangeable=exchangeable, **fixed)
 
 
@@ -36,10 +41,7 @@ def _found(reference: str, beside: Path | None) -> tuple[Any, tuple]:
     place, colon, name = reference.rpartition(":")
     if not colon:
         if reference not in READY:
-            raise EpviError(
-                f"there is no ready model {reference!r}: write file.py:function, module:function, or one of"
-                f" {', '.join(READY)}."
-            )
+            raise _unnamed(reference)
         return _ready(reference)
     module = _from_file(place, beside) if place.endswith(".py") else _imported(place)
     if not hasattr(module, name):
@@ -47,6 +49,16 @@ def _found(reference: str, beside: Path | None) -> tuple[Any, tuple]:
         listed = f" (it has {', '.join(sorted(here)[:10])})" if here else ""
         raise EpviError(f"{place} has no {name!r}{listed}: name a NumPyro model function in it.")
     return getattr(module, name), ()
+
+
+def _unnamed(reference: str) -> EpviError:
+    if reference.endswith(".py"):
+        return EpviError(f"{reference} is a file: name the model function in it, as in {reference}:logistic.")
+    if reference.endswith(".toml"):
+        return EpviError(f"{reference} is a study, and here a model is asked for: write file.py:function.")
+    return EpviError(
+        f"there is no ready model {reference!r}: write file.py:function, module:function, or one of {', '.join(READY)}."
+    )
 
 
 def _ready(name: str) -> tuple[Any, tuple]:
@@ -65,6 +77,8 @@ def _from_file(place: str, beside: Path | None) -> ModuleType:
 
 @functools.cache
 def _module_of(path: Path, place: str) -> ModuleType:
+    import cloudpickle
+
     name = f"epvi_model_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -76,7 +90,7 @@ def _module_of(path: Path, place: str) -> ModuleType:
         sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise EpviError(f"{place} cannot be run: {_said(error, path)}") from error
     cloudpickle.register_pickle_by_value(module)
@@ -86,11 +100,11 @@ def _module_of(path: Path, place: str) -> ModuleType:
 def _imported(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise EpviError(f"the module {place!r} cannot be imported: {_said(error, None)}") from error
 
 
-def _said(error: Exception, path: Path | None) -> str:
+def _said(error: BaseException, path: Path | None) -> str:
     """What went wrong, and in which line of the user's file."""
     line = getattr(error, "lineno", None)
     trace = error.__traceback__

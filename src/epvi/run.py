@@ -125,6 +125,7 @@ def _already(
 ) -> dict[int, ShardFit]:
     if work is None:
         return {}
+    work.tidy()
     held = ((part, {name: column[rows] for name, column in columns.items()}) for part, rows in parts)
     found = {part.shard: work.fit_of(part, plan, rows) for part, rows in held}
     return {shard: fit for shard, fit in found.items() if fit is not None}

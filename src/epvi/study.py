@@ -20,7 +20,7 @@ from epvi.handover import ShardFit
 from epvi.references import model_named
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
-from epvi.site.recipe import Rows, read_rows
+from epvi.site.recipe import Rows, check_arguments, read_rows
 from epvi.site.shard import Part, as_share, fit_table, parse_shard
 from epvi.site.standin import stand_in
 from epvi.site.stats import column_stats
@@ -132,12 +132,20 @@ class Study:
         return self._named(dataclasses.replace(made, label=f"{made.label} ({name})"))
 
     def stats(self, source: Any) -> Stats:
-        """Counts, means and sds of the columns of numbers, in their own units."""
-        raw = dataclasses.replace(self, columns={n: _without(c, "centre", "scale") for n, c in self.columns.items()})
-        in_lists = [name for of in self.arguments.values() if not isinstance(of, str) for name in of]
-        numbers = [name for name in dict.fromkeys(in_lists) if "levels" not in self.columns.get(name, {})]
+        """Counts, means and sds of columns of numbers, in their own units.
+
+        Of those that the study standardises, or else of those inside matrices, since an argument of its own may be what
+        the model observes, which has its unit; where there are no matrices, of all.
+        """
+        columns = {n: _without(c, "centre", "scale") for n, c in self.columns.items()}
+        rows = dataclasses.replace(self, columns=columns).raw_rows(source)
+        inside = [name for names in rows.columns.values() if not isinstance(names, str) for name in names]
+        numbers = [name for name in dict.fromkeys(inside or rows.used) if name not in rows.levels]
         names = list(self.standardise) or numbers
-        return column_stats(raw.raw_rows(source), names, min_rows=max(2, self.min_rows))
+        if not names:
+            raise EpviError(f"{self.path} has no column of numbers to standardise: all of x have levels.")
+        least = {"min_rows": self.min_rows} if self.min_rows > 1 else {}
+        return column_stats(rows, names, **least)
 
     def _named(self, fit: ShardFit) -> ShardFit:
         return dataclasses.replace(fit, made_of=dataclasses.replace(fit.made_of, study=self.name))
@@ -147,9 +155,9 @@ class Study:
         made = {}
         for name in self.raw_rows({}).used:
             column = self.columns.get(name, {})
-            low, high = column.get("limits", (None, None))
-            low = high - 1 if low is None and high is not None else low or 0
-            choices = column.get("levels") or [low, low + 1 if high is None else high]
+            low, high = column.get("limits", (-math.inf, math.inf))
+            low = low if math.isfinite(low) else min(0, high - 1)
+            choices = column.get("levels") or [low, min(low + 1, high)]
             made[name] = list(itertools.islice(itertools.cycle(choices), 8))
         return made
 
@@ -170,7 +178,8 @@ def load_study(path: str | Path) -> Study:
     except OSError as error:
         raise EpviError(f"{path} cannot be read: {error.strerror or error}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise EpviError(f"{path} is not TOML: {str(error).splitlines()[0]}.") from error
+        twice = ": put all of it under one heading" if "twice" in str(error) else ""
+        raise EpviError(f"{path} is not TOML: {str(error).splitlines()[0]}{twice}.") from error
     return _Reader(path).study(table)
 
 
@@ -200,6 +209,7 @@ class _Reader:
             hash_key=self.text(table, "hash_key", ""),
         )
         try:
+            check_arguments(arguments)
             used = made.raw_rows({}).used
         except EpviError as error:
             raise EpviError(f"{self.path}: {error}") from None
@@ -253,6 +263,8 @@ class _Reader:
         if not isinstance(said, dict):
             raise self.wrong(f"columns.{name}", "is not a table")
         self.known(said, _COLUMN, f"columns.{name}.")
+        if not isinstance(said.get("unit", ""), str):
+            raise self.wrong(f"columns.{name}.unit", "is not a text: put it in quotes")
         if ("centre" in said) != ("scale" in said):
             raise self.wrong(f"columns.{name}", "has one of centre and scale: give both (epvi pool prints them)")
         for bound in said.get("limits", []) if isinstance(said.get("limits"), list) else []:
@@ -279,7 +291,7 @@ class _Reader:
     def inference(self, said: dict[str, Any]) -> NVI:
         self.known(said, _INFERENCE, "inference.")
         covariance = said.get("covariance", "auto")
-        if covariance not in COVARIANCES:
+        if not isinstance(covariance, str) or covariance not in COVARIANCES:
             raise self.wrong("inference.covariance", f"is not one of {', '.join(COVARIANCES)}")
         try:
             return NVI(**{**said, "covariance": COVARIANCES[covariance]})

@@ -6,10 +6,12 @@ only taken over when it was made of the same model, rows, settings and seed.
 
 import contextlib
 import dataclasses
+import math
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from epvi.errors import EpviError
 from epvi.files import load
@@ -18,6 +20,8 @@ from epvi.site.fingerprint import hash_rows
 from epvi.site.rows import Columns
 from epvi.site.shard import Part, Plan
 
+# How near two machines' values of one model are, of rows in float32.
+_SAME = 1e-5
 _SAID = {"rows": "other rows", "inference": "other settings", "key": "another seed"}
 
 
@@ -37,7 +41,10 @@ class WorkFolder:
         file = self.file(part)
         if not file.exists():
             return None
-        found = load(file)
+        try:
+            found = load(file)
+        except EpviError as error:
+            raise EpviError(f"{str(error).partition('. Ask')[0].rstrip('.')}: remove it and run again.") from error
         expected = dataclasses.replace(plan.provenance(), rows=hash_rows(columns, plan.hash_key))
         if not isinstance(found, ShardFit) or (found.shard, found.prior) != (part.shard, part.prior):
             raise EpviError(f"{file} is not shard {part.label} of this run: {_REMEDY}")
@@ -50,14 +57,22 @@ class WorkFolder:
         """Write a finished fit."""
         fit.save(self.file(Part(fit.shard, fit.num_shards, fit.label, fit.prior)))
 
-    @contextlib.contextmanager
-    def scratch(self) -> Iterator[Path]:
-        """A folder for the rows while the run lasts; those of runs that were killed are removed."""
+    def tidy(self) -> None:
+        """Make the folder, and remove what runs that were killed have left in it: rows, and halves of files."""
         with _reported(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            for left in self.path.glob(".rows-*"):
-                if not _alive(left.name.removeprefix(".rows-")):
-                    shutil.rmtree(left, ignore_errors=True)
+            rows = list(self.path.glob(".rows-*"))
+            dead = [left for left in rows if not _alive(left.name.removeprefix(".rows-"))]
+            for left in dead:
+                shutil.rmtree(left, ignore_errors=True)
+            if len(dead) == len(rows):
+                for left in self.path.glob(".shard-*.part"):
+                    left.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for the rows while the run lasts."""
+        with _reported(self.path):
             folder = self.path / f".rows-{os.getpid()}"
             folder.mkdir(exist_ok=True)
         try:
@@ -72,14 +87,18 @@ _REMEDY = "choose another folder, or remove the file."
 def _other(found: Provenance, expected: Provenance) -> str | None:
     """The first thing in which a fit was made of something else; the version of epvi does not matter."""
     a, b = describe_provenance(found), describe_provenance(expected)
-    return next((name for name in a if name != "version" and _plain(a[name]) != _plain(b[name])), None)
+    return next((name for name in a if name != "version" and not _same(a[name], b[name])), None)
 
 
-def _plain(value: object) -> object:
-    """Lists for tuples, as a file gives them."""
-    if isinstance(value, dict):
-        return {name: _plain(entry) for name, entry in value.items()}
-    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+def _same(a: Any, b: Any) -> bool:
+    """Whether two entries agree: lists are tuples, and numbers near each other, as two machines compute them."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float) and isinstance(b, float):
+        return math.isclose(a, b, rel_tol=_SAME, abs_tol=_SAME)
+    return a == b
 
 
 @contextlib.contextmanager

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import about_posterior, busy, give, size_of
+from epvi.cli.output import Verb, about_posterior, busy, give, size_of
 from epvi.errors import EpviError
 
 if TYPE_CHECKING:
     from epvi.hub import Conflict, Posterior
 
 
-@click.command
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write the posterior to.")
+@click.command(cls=Verb)
+@click.argument("files", nargs=-1, required=True, type=options.PATH)
+@options.output("posterior", required=False)
 @click.option("--check", is_flag=True, help="Print the conflict report: how far each shard is from the others.")
 @click.option("--accept-unconverged", is_flag=True, help="Take also fits that did not end well.")
 @options.product
@@ -74,6 +74,6 @@ def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, A
             " posterior with late shards."
         )
     for name in ("product", "samples", "seed"):
-        if str(context.get_parameter_source(name)) == "ParameterSource.COMMANDLINE":
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{posteriors[0][0]} keeps the --{name} it was made with: leave it out.")
     return posteriors[0][1].update(*fits, accept_unconverged=accept)

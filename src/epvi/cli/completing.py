@@ -2,10 +2,14 @@
 
 import click
 
+from epvi.cli import options
+from epvi.cli.output import Verb, give
 
-@click.command
+
+@click.command(cls=Verb)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
+@options.as_json
+def completion(shell: str, as_json: bool) -> None:
     """Print the script that makes the Tab key complete verbs, options, models and files.
 
     \b
@@ -20,4 +24,5 @@ def completion(shell: str) -> None:
 
     made = get_completion_class(shell)
     assert made is not None
-    click.echo(made(main, {}, "epvi", "_EPVI_COMPLETE").source())
+    script = made(main, {}, "epvi", "_EPVI_COMPLETE").source()
+    give(as_json, {"shell": shell, "script": script}, script)

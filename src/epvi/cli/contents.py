@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epvi.cli.output import size_of
+from epvi.packing import mixture_arrays
 from epvi.supports import describe
 from epvi.tables import lined_up
 
@@ -25,14 +26,14 @@ def of_fit(file: Path, fit: "ShardFit") -> str:
     made = fit.made_of
     rows = "no rows (it stands in for a missing site)" if fit.is_stand_in else f"{fit.num_rows:,} rows"
     bound = f"{float(fit.elbo.value):.4f} ± {float(fit.elbo.standard_error):.4f} nats"
-    count = sum(np.size(array) for array in (fit.mixture.log_weights, fit.mixture.means, fit.mixture.roots))
+    count = sum(array.size for array in mixture_arrays(fit.mixture).values())
     lines = [
         ("file", f"{file}, {size_of(file)}, a shard's fit"),
         ("study", made.study or "none"),
         ("shard", fit.label),
         ("stands for", f"{rows}, and {fit.prior} of the prior"),
         ("status", fit.status.text),
-        ("bound", f"{bound}, {fit.gap:.3g} nats below the evidence as far as its own draws tell"),
+        ("bound", f"{bound}, {round(fit.gap, 9) + 0:.3g} nats below the evidence as far as its own draws tell"),
         ("bound by sweep", ", ".join(f"{x:.4f}" for x in fit.history) or "none"),
         ("effort", f"{fit.passes} passes over the rows in {fit.seconds:g} s"),
         *_made_of(made),
@@ -55,9 +56,8 @@ def of_posterior(file: Path, posterior: "Posterior") -> str:
         ("file", f"{file}, {size_of(file)}, a posterior"),
         ("stands for", posterior.stands_for),
         ("status", posterior.status.text),
-        ("product", "by size" if product is None else repr(product)),
-        ("seed", _seed(posterior.choices.key)),
-        *_made_of(posterior.fits[0].made_of),
+        ("product", f"{'by size' if product is None else product!r}, with seed {_seed(posterior.choices.key)}"),
+        *(line for line in _made_of(posterior.fits[0].made_of) if line[0] != "rows"),
         ("parameters", ""),
         *_parameters(posterior.space),
         ("shards", "each shard's own file is in it (epvi show on that file prints it)"),
@@ -114,13 +114,23 @@ def _numbers(values: tuple[float, ...], digits: int = 6) -> str:
 def _parameters(space: "Space") -> list[tuple[str, str]]:
     lines = []
     for parameter in space.parameters:
-        support = describe(parameter.name, parameter.support)
-        said = support if isinstance(support, str) else " ".join(f"{name} {args}" for name, args in support.items())
+        said = _support(describe(parameter.name, parameter.support))
         shape = f"shape {parameter.shape}, " if parameter.shape else ""
         lines.append(("", f"{parameter.name}: {shape}{said}"))
     for group in space.exchangeable:
         lines.append(("", f"exchangeable along their first axis: {', '.join(group)}"))
     return lines
+
+
+def _support(described: Any) -> str:
+    """A support in words: an interval with its ends, and that of every entry of an array."""
+    if isinstance(described, str):
+        return described.replace("_", " ")
+    (word, bounds), *_ = described.items()
+    if word == "independent":
+        return _support(bounds[0])
+    ends = [f"array of shape {bound['shape']}" if isinstance(bound, dict) else f"{bound:g}" for bound in bounds]
+    return f"{word.replace('_', ' ')} {' to '.join(ends)}"
 
 
 def _family(mixture: "GaussianMixture") -> str:

@@ -1,5 +1,6 @@
 """The verb that shows how it works: `demo`."""
 
+import io
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,13 @@ from typing import Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import give
+from epvi.cli.output import RESULTS, Verb, give, say
 
 _SITES, _ROWS, _COLUMNS = 6, 1000, 4
 
 
-@click.command
-@click.option("--into", type=click.Path(path_type=Path), help="Keep the simulated tables and the files in this folder.")
+@click.command(cls=Verb)
+@click.option("--into", type=options.PATH, help="Keep the simulated tables and the files in this folder.")
 @options.seed
 @options.as_json
 @click.pass_context
@@ -42,15 +43,13 @@ def demo(context: click.Context, into: Path | None, seed: int, as_json: bool) ->
 
 def _run(context: click.Context, verb: click.Command, arguments: list[str], quiet: bool) -> None:
     """Say the command as a user would write it, and run it."""
-    if not quiet:
-        click.secho(f"\n$ epvi {verb.name} {' '.join(arguments)}", bold=True)
+    results = context.meta[RESULTS]
+    try:
+        context.meta[RESULTS] = io.StringIO() if quiet else results
+        say(f"\n$ epvi {verb.name} {' '.join(arguments)}", bold=True)
         verb.main(arguments, standalone_mode=False, parent=context)
-        return
-    import contextlib
-    import io
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        verb.main(arguments, standalone_mode=False, parent=context)
+    finally:
+        context.meta[RESULTS] = results
 
 
 def _simulate(folder: Path, seed: int) -> dict[str, Any]:

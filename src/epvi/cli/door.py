@@ -11,6 +11,8 @@ import click
 from epvi.errors import EpviError
 from epvi.version import __version__
 
+_AS_JSON = "epvi.json"
+
 # Each verb, the room it is in, and what `epvi --help` says of it.
 _VERBS = {
     "demo": ("demo", "Fit six simulated sites apart and combine them, to see it work."),
@@ -47,28 +49,40 @@ class _Verbs(click.Group):
             raise click.UsageError(f"There is no verb {args[0]!r}" + (f": did you mean {near[0]!r}?" if near else "."))
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[_AS_JSON] = "--json" in args
+        return super().parse_args(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except EpviError as error:
-            _refuse(str(error))
+            _refuse(ctx, str(error))
+        except click.ClickException as error:
+            # Click prints how the verb is used, and exits with 2.
+            _give_error(ctx, error.format_message())
+            raise
         except KeyboardInterrupt:
-            click.echo("epvi: interrupted; what was finished is kept.", err=True)
+            click.echo("epvi: interrupted: nothing was written, but shards that --work has kept stay.", err=True)
             sys.exit(130)
         except BrokenPipeError:
             raise
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            _refuse(f"{where}{error.strerror or error}.")
+            _refuse(ctx, f"{where}{error.strerror or error}.")
         except MemoryError:
-            _refuse("there is not enough memory: take more shards, fewer workers, or fewer draws.")
+            _refuse(ctx, "there is not enough memory: take more shards, fewer workers, or fewer draws.")
 
 
-def _refuse(sentence: str) -> None:
-    if "--json" in sys.argv:
-        click.echo(json.dumps({"error": sentence}))
+def _refuse(ctx: click.Context, sentence: str) -> None:
+    _give_error(ctx, sentence)
     click.echo(f"epvi: {sentence}", err=True)
     sys.exit(1)
+
+
+def _give_error(ctx: click.Context, sentence: str) -> None:
+    if ctx.meta[_AS_JSON]:
+        click.echo(json.dumps({"error": sentence}, ensure_ascii=False))
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

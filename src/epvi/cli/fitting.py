@@ -1,15 +1,14 @@
 """Verbs that need rows: `fit` and `shard`."""
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from epvi.cli import options
-from epvi.cli.output import about_fit, about_posterior, busy, give, size_of
+from epvi.cli.output import Verb, about_fit, about_posterior, busy, give, size_of
 
 
-@click.command
+@click.command(cls=Verb)
 @options.model
 @options.rows
 @click.option("--shards", type=click.IntRange(1), help="Split the rows into so many shards.")
@@ -20,11 +19,9 @@ from epvi.cli.output import about_fit, about_posterior, busy, give, size_of
 @options.inference
 @options.product
 @click.option("--workers", type=click.IntRange(1), help="Processes to use; all cores unless said.")
-@click.option(
-    "--work", type=click.Path(path_type=Path), help="A folder to keep finished shards in; run again to go on."
-)
+@click.option("--work", type=options.PATH, help="A folder to keep finished shards in; run again to go on.")
 @options.seed
-@options.output
+@options.output("posterior")
 @options.as_json
 def fit(model: str, **said: Any) -> None:
     """Fit MODEL to rows in one place, in shards on all cores.
@@ -63,7 +60,7 @@ def fit(model: str, **said: Any) -> None:
     give(said["as_json"], {**about_posterior(posterior, summary), "file": str(path)}, words)
 
 
-@click.command
+@click.command(cls=Verb)
 @options.model
 @options.rows
 @click.option("--shard", "which", required=True, metavar="3/6", help="The third of six; of a study, also its name.")
@@ -72,7 +69,7 @@ def fit(model: str, **said: Any) -> None:
 @options.fixed
 @options.inference
 @options.seed
-@options.output
+@options.output("shard")
 @options.as_json
 @click.pass_context
 def shard(context: click.Context, model: str, **said: Any) -> None:
@@ -100,11 +97,7 @@ def shard(context: click.Context, model: str, **said: Any) -> None:
 
 
 def _from_study(context: click.Context, path: str, said: dict[str, Any]) -> Any:
-    settled = [
-        name for name in _OF_THE_STUDY if str(context.get_parameter_source(name)) == "ParameterSource.COMMANDLINE"
-    ]
-    if settled:
-        raise click.UsageError(f"{path} settles {_OF_THE_STUDY[settled[0]]}: leave it out, or change the study.")
+    options.refuse_settled(context, path, "components", "covariance", "no_merge", "max_sweeps", "seed")
     if said["no_rows"] == bool(said["rows"]):
         raise click.UsageError("Give either --rows FILE or --no-rows.")
     from epvi.study import load_study
@@ -113,27 +106,14 @@ def _from_study(context: click.Context, path: str, said: dict[str, Any]) -> Any:
     with busy(f"fitting shard {said['which']} of {study.name}"):
         if said["no_rows"]:
             return study.stand_in(said["which"], said["prior"])
-        given = list(said["rows"])
-        return study.fit(given[0] if len(given) == 1 else given, said["which"], said["prior"])
-
-
-_OF_THE_STUDY = {
-    "x": "--x",
-    "y": "--y",
-    "more": "--column",
-    "levels": "--levels",
-    "limits": "--limits",
-    "drop_missing": "--drop-missing",
-    "fixed": "--set",
-    "components": "--components",
-    "covariance": "--covariance",
-    "no_merge": "--no-merge",
-    "max_sweeps": "--max-sweeps",
-    "seed": "--seed",
-}
+        return study.fit(options.make_source(said), said["which"], said["prior"])
 
 
 def _from_options(model: str, said: dict[str, Any]) -> Any:
+    if said["no_rows"] and not said["rows"]:
+        raise click.UsageError(
+            "Without a study, --no-rows needs --rows FILE with any few rows, for their columns only."
+        )
     rows = options.make_rows(said)
     from epvi.references import model_named
     from epvi.site import fit_shard, stand_in

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from epvi.cli.writing import check_kind
 from epvi.errors import EpviError
+from epvi.references import READY
 
 if TYPE_CHECKING:
     from epvi.hub.product.result import Product
@@ -17,23 +19,45 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-READY = ("logistic", "multinomial", "poisson", "robust_linear", "tlsa")
+# A file that may not be read is refused where it is read, as one that is not there.
+PATH = click.Path(readable=False, path_type=Path)
 
 
 def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
     from click.shell_completion import CompletionItem
 
     ready = [CompletionItem(name, help="ready model") for name in READY if name.startswith(incomplete)]
-    return [*ready, CompletionItem(incomplete, type="file")]
+    # Files first: bash forgets what came before them, and offers them when nothing comes after.
+    return [CompletionItem(incomplete, type="file"), *ready]
 
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
 model = click.argument("model", metavar="MODEL", shell_complete=_complete_model)
 seed = click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Seed.")
-output = click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The file to write.")
 fixed = click.option(
     "--set", "fixed", multiple=True, metavar="NAME=VALUE", help="Fix an argument: num_classes=3, or places=@places.npy."
 )
+
+
+def output(kind: str, *, required: bool = True) -> Callable[[F], F]:
+    """The file to write; refused before any work is done when it cannot be written, or would replace something else."""
+
+    def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+        return path if path is None else check_kind(path, kind)
+
+    said = f"The file to write the {kind} to."
+    return click.option("-o", "--output", required=required, type=PATH, callback=check, help=said)
+
+
+def refuse_settled(context: click.Context, study: str, *more: str) -> None:
+    """Refuse options that the study has settled."""
+    for param in context.command.params:
+        given = context.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
+        if given and param.name in (*_SETTLED, *more):
+            raise click.UsageError(f"{study} settles {param.opts[0]}: leave it out, or change the study.")
+
+
+_SETTLED = ("x", "y", "more", "levels", "limits", "drop_missing", "fixed", "min_rows")
 
 
 def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
@@ -46,7 +70,7 @@ rows = _together(
         multiple=True,
         metavar="FILE",
         help="CSV(.gz), Parquet, .npz or .npy; again for more files.",
-        type=click.Path(),
+        type=click.Path(readable=False),
     ),
     click.option("--x", metavar="A,B,C", help="Source columns of the argument x, as a matrix."),
     click.option("--y", metavar="A", help="Source column of the argument y."),
@@ -93,12 +117,19 @@ product = _together(
 )
 
 
+def make_source(options: dict[str, Any]) -> str | list[str]:
+    """The file or files that hold the rows."""
+    given = list(options["rows"])
+    if not given:
+        raise click.UsageError("Missing option '--rows'.")
+    return given[0] if len(given) == 1 else given
+
+
 def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
     """The rows that the options describe."""
-    from epvi.site.recipe import Rows
+    from epvi.site.recipe import Rows, check_arguments
 
-    if not options["rows"]:
-        raise click.UsageError("Missing option '--rows'.")
+    source = make_source(options)
     columns: dict[str, Any] = {}
     if options["x"]:
         columns["x"] = _list(options["x"])
@@ -106,9 +137,9 @@ def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
         columns["y"] = options["y"]
     for name, said in _pairs("--column", options["more"]).items():
         columns[name] = _list(said) if "," in said else said
-    given = list(options["rows"])
+    check_arguments(columns)
     return Rows(
-        given[0] if len(given) == 1 else given,
+        source,
         standardise=standardise,
         levels={name: _values(said) for name, said in _pairs("--levels", options["levels"]).items()} or None,
         limits={name: _range(name, said) for name, said in _pairs("--limits", options["limits"]).items()} or None,

@@ -1,4 +1,4 @@
-"""What verbs print: a JSON object or words on stdout, and a spinner on stderr while something takes its time."""
+"""What verbs print: a JSON object or words on stdout, and all else on stderr: a spinner, and what models print."""
 
 import contextlib
 import json
@@ -15,9 +15,28 @@ if TYPE_CHECKING:
     from epvi.hub import Posterior, Summary
 
 
+# Where in a context's `meta` the results go.
+RESULTS = "epvi.results"
+
+
+class Verb(click.Command):
+    """A verb: while it runs, stdout is for its results alone."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Send what else is printed, by a user's model say, to stderr."""
+        ctx.meta.setdefault(RESULTS, sys.stdout)
+        with contextlib.redirect_stdout(sys.stderr):
+            return super().invoke(ctx)
+
+
+def say(words: str, **style: Any) -> None:
+    """Print words as a result."""
+    click.secho(words, file=click.get_current_context().meta[RESULTS], **style)
+
+
 def give(as_json: bool, data: dict[str, Any], words: str) -> None:
     """Print the data as one JSON object, or the words."""
-    click.echo(json.dumps(_plain(data), ensure_ascii=False) if as_json else words)
+    say(json.dumps(_plain(data), ensure_ascii=False) if as_json else words)
 
 
 def _plain(value: Any) -> Any:

@@ -9,19 +9,20 @@ from typing import Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import busy, give, size_of
+from epvi.cli.output import Verb, busy, give, size_of
 from epvi.errors import EpviError
 
 
-@click.command
-@click.argument("study", required=False, metavar="[STUDY.TOML]")
+@click.command(cls=Verb)
+@click.argument("study", required=False, metavar="[STUDY.TOML]", type=click.Path(readable=False))
 @options.rows
 @click.option(
     "--min-rows", default=10, show_default=True, type=click.IntRange(2), help="Refuse columns with fewer values."
 )
-@options.output
+@options.output("stats")
 @options.as_json
-def stats(study: str | None, **said: Any) -> None:
+@click.pass_context
+def stats(context: click.Context, study: str | None, **said: Any) -> None:
     """Write counts, means and sds of a site's columns of numbers, and nothing else.
 
     The centre pools them (epvi pool) into constants with which all sites standardise.
@@ -38,10 +39,8 @@ def stats(study: str | None, **said: Any) -> None:
         if study is not None:
             from epvi.study import load_study
 
-            if not said["rows"]:
-                raise click.UsageError("Missing option '--rows'.")
-            given = list(said["rows"])
-            found = load_study(study).stats(given[0] if len(given) == 1 else given)
+            options.refuse_settled(context, study)
+            found = load_study(study).stats(options.make_source(said))
         else:
             from epvi.site.stats import column_stats
 
@@ -51,9 +50,9 @@ def stats(study: str | None, **said: Any) -> None:
     give(said["as_json"], {"columns": found.as_json(), "file": str(path)}, words)
 
 
-@click.command
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--into", type=click.Path(path_type=Path), help="Write centre and scale into this study.toml.")
+@click.command(cls=Verb)
+@click.argument("files", nargs=-1, required=True, type=options.PATH)
+@click.option("--into", type=options.PATH, help="Write centre and scale into this study.toml.")
 @options.as_json
 def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
     """Pool the sites' statistics into the constants that all standardise with: lines for study.toml.
@@ -66,13 +65,16 @@ def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
     from epvi.columnstats import pool as pool_stats
     from epvi.files import load_any
 
-    found = []
+    found: dict[Path, Stats] = {}
     for path in files:
         one = load_any(path)
         if not isinstance(one, Stats):
             raise EpviError(f"{path} does not hold statistics of columns: pass what epvi stats wrote.")
-        found.append(one)
-    pooled = pool_stats(found)
+        for other, held in found.items():
+            if held == one:
+                raise EpviError(f"{other} and {path} hold the same statistics, which would count twice: leave one out.")
+        found[path] = one
+    pooled = pool_stats(list(found.values()))
     constants = pooled.constants()
     data = {"columns": pooled.as_json(), "constants": {name: list(pair) for name, pair in constants.items()}}
     words = "\n".join(f"[columns.{toml_key(name)}]\n{_said(*pair)}" for name, pair in constants.items())

@@ -1,18 +1,25 @@
 """The verb in which a posterior meets rows again: `predict`."""
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from epvi.cli import options
-from epvi.cli.output import busy, give
+from epvi.cli.output import Verb, busy, give
+from epvi.cli.writing import check_apart
 from epvi.errors import EpviError
 
+if TYPE_CHECKING:
+    from epvi.site.assembly import Table
 
-@click.command
+_ENDINGS = (".csv", ".parquet", ".npz")
+
+
+@click.command(cls=Verb)
 @options.model
-@click.argument("posterior", type=click.Path(path_type=Path))
+@click.argument("posterior", type=options.PATH)
 @options.rows
 @options.fixed
 @click.option("--draws", default=1000, show_default=True, type=click.IntRange(2), help="Draws of the posterior.")
@@ -20,11 +27,12 @@ from epvi.errors import EpviError
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=options.PATH,
     help="A .csv or .parquet of means, sds and quantiles, or a .npz of draws.",
 )
 @options.as_json
-def predict(model: str, posterior: Path, **said: Any) -> None:
+@click.pass_context
+def predict(context: click.Context, model: str, posterior: Path, **said: Any) -> None:
     """Predict rows with a posterior; where the observed column is there, also score them.
 
     MODEL is the model that the posterior was fitted with, or the study.toml that names it. The score is the mean over
@@ -38,18 +46,23 @@ def predict(model: str, posterior: Path, **said: Any) -> None:
     from epvi.files import load
     from epvi.hub import Posterior
     from epvi.prediction import predict as predict_rows
+    from epvi.site.recipe import read_rows
 
+    if said["output"] is not None:
+        _check_output(said["output"], [*said["rows"], str(posterior), model.partition(":")[0]])
+    named, rows = _model_and_rows(context, model, said)
     found = load(posterior)
     if not isinstance(found, Posterior):
         raise EpviError(f"{posterior} is a shard's fit: pass a posterior (epvi combine makes one).")
-    named, rows = _model_and_rows(model, said)
     with busy("predicting"):
         draws = predict_rows(named, found, rows, num_samples=said["draws"], seed=said["seed"])
-        score = _score(named, found, rows, said)
+        table = read_rows(rows, optional=named.optional)
+        score = _score(named, found, rows, table, said)
     data: dict[str, Any] = {"draws": said["draws"], "sites": {name: list(v.shape[1:]) for name, v in draws.items()}}
-    words = [
-        f"{name}: {said['draws']:,} draws of shape {v.shape[1:]}, mean {v.mean():.4g}" for name, v in draws.items()
-    ]
+    words = [f"{name}: {len(v):,} draws of shape {v.shape[1:]}, mean {v.mean():.4g}" for name, v in draws.items()]
+    if table.dropped:
+        data["dropped"] = table.dropped
+        words.append(f"rows that lack a value and are left out: {table.dropped:,}")
     if score is not None:
         data["log_predictive"] = score
         words.append(f"log predictive density, mean over rows: {score:.6f}")
@@ -59,32 +72,39 @@ def predict(model: str, posterior: Path, **said: Any) -> None:
     give(said["as_json"], data, "\n".join(words))
 
 
-def _model_and_rows(model: str, said: dict[str, Any]) -> tuple[Any, Any]:
+def _check_output(path: Path, inputs: list[str]) -> None:
+    if path.suffix not in _ENDINGS:
+        raise EpviError(f"{path} ends in neither .csv, .parquet nor .npz: name one of these.")
+    check_apart(path, inputs)
+
+
+def _model_and_rows(context: click.Context, model: str, said: dict[str, Any]) -> tuple[Any, Any]:
     if model.endswith(".toml"):
         from epvi.study import load_study
 
-        if not said["rows"]:
-            raise click.UsageError("Missing option '--rows'.")
-        study, given = load_study(model), list(said["rows"])
-        return study.model(), study.rows(given[0] if len(given) == 1 else given)
+        options.refuse_settled(context, model)
+        source, study = options.make_source(said), load_study(model)
+        return study.model(), study.rows(source)
     rows = options.make_rows(said)
     from epvi.references import model_named
 
     return model_named(model, options.make_fixed(said["fixed"])), rows
 
 
-def _score(named: Any, posterior: Any, rows: Any, said: dict[str, Any]) -> float | None:
+def _score(named: Any, posterior: Any, rows: Any, table: "Table", said: dict[str, Any]) -> float | None:
     """The held-out log likelihood, where the rows have all that the model observes."""
     from epvi.prediction import log_predictive
-    from epvi.site.recipe import read_rows
+    from epvi.site.replies import row_sites
 
-    if read_rows(rows, optional=named.optional).left_out:
+    if table.left_out or not row_sites(named.function, named.fixed, table.columns).observed:
         return None
-    try:
-        return log_predictive(named, posterior, rows, num_samples=said["draws"], seed=said["seed"])
-    except EpviError:
-        # Without an observed column there is nothing to score.
-        return None
+    score = log_predictive(named, posterior, rows, num_samples=said["draws"], seed=said["seed"])
+    if not math.isfinite(score):
+        raise EpviError(
+            f"the rows' log predictive density is {score}: they have a value that the model cannot give. Mend it, or"
+            " leave out the column that the model observes."
+        )
+    return score
 
 
 def write_predictions(path: Path, draws: dict[str, Any]) -> Path:
@@ -98,15 +118,13 @@ def write_predictions(path: Path, draws: dict[str, Any]) -> Path:
     buffer = io.BytesIO()
     if path.suffix == ".npz":
         np.savez(buffer, **draws)
-    elif path.suffix in (".csv", ".parquet"):
+    else:
         import pyarrow
         import pyarrow.csv
         import pyarrow.parquet
 
         table = pyarrow.table(_columns(draws))
         (pyarrow.csv.write_csv if path.suffix == ".csv" else pyarrow.parquet.write_table)(table, buffer)
-    else:
-        raise EpviError(f"{path} ends in neither .csv, .parquet nor .npz: name one of these.")
     return write_whole(path, buffer.getvalue())
 
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 import click
 
 from epvi.cli import options
-from epvi.cli.output import about_fit, about_posterior, give, size_of
+from epvi.cli.output import Verb, about_fit, about_posterior, give, size_of
 
 if TYPE_CHECKING:
     from epvi.handover import ShardFit
     from epvi.hub import Posterior
 
-_file = click.argument("file", type=click.Path(path_type=Path))
+_file = click.argument("file", type=options.PATH)
 
 
-@click.command
+@click.command(cls=Verb)
 @_file
 @options.as_json
 def show(file: Path, as_json: bool) -> None:
@@ -41,7 +41,7 @@ def show(file: Path, as_json: bool) -> None:
         give(as_json, {**about_posterior(found, found.summary()), **data}, contents.of_posterior(file, found))
 
 
-@click.command
+@click.command(cls=Verb)
 @_file
 @click.option("--quantiles", default="0.05,0.5,0.95", show_default=True, help="Which quantiles to print.")
 @options.as_json

@@ -117,7 +117,7 @@ def _complete(part: Part, read: dict[str, Cells], length: int, drop: bool) -> np
             count = int(np.count_nonzero(found))
             raise EpviError(
                 f"column {name!r} of {part.said} has {count:,} missing value{'s' if count > 1 else ''} in {length:,}"
-                " rows: fill them in, or leave those rows out with epvi.Rows(..., drop_missing=True)."
+                " rows: fill them in, or leave those rows out (drop_missing=True, --drop-missing)."
             )
         lacking |= found
     return ~lacking if lacking.any() else None

@@ -4,8 +4,9 @@ Takes a source and the description; gives a `Table` of checked columns when it i
 """
 
 import dataclasses
+import inspect
 import math
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 from epvi.errors import EpviError
@@ -170,6 +171,13 @@ def read_rows(rows: Any, also: str | None = None, *, keep: bool = False, optiona
             f"column {also!r} has {length[0]:,} entries and the others {table.num_rows:,}: one per row in each."
         )
     return table
+
+
+def check_arguments(names: Iterable[str]) -> None:
+    """Refuse arguments of a model whose names `Rows` has for itself."""
+    for name in names:
+        if name == "self" or name in inspect.signature(Rows).parameters:
+            raise EpviError(f"an argument is called {name!r}, which says how rows are read: rename it in the model.")
 
 
 def with_constants(rows: Any, remedy: str) -> Any:

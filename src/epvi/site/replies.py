@@ -35,11 +35,12 @@ Groups = dict[str, dict[str, np.ndarray]]
 class RowSites(NamedTuple):
     """The sites that matter once a model is fitted.
 
-    `latent` are those without a value; `observed` those that draw rows, with the axis of rows of what they draw;
-    `columns` are observed values just as they are given; `shared` are deterministic sites without an axis of rows.
+    `latent` are those without a value, with their shapes; `observed` those that draw rows, with the axis of rows of
+    what they draw; `columns` are observed values just as they are given; `shared` are deterministic sites without an
+    axis of rows.
     """
 
-    latent: tuple[str, ...]
+    latent: Mapping[str, tuple[int, ...]]
     observed: Mapping[str, int]
     columns: tuple[str, ...]
     shared: tuple[str, ...]
@@ -53,7 +54,7 @@ def row_sites(function: Callable, fixed: Mapping[str, Any], columns: Columns) ->
     data = [name for name, s in many.items() if s["type"] == "sample" and s["is_observed"] and not is_factor(s)]
     observed = {name: axes[name] for name in data if name in axes}
     return RowSites(
-        tuple(name for name, site in many.items() if is_latent(site)),
+        {name: _drawn_shape(site) for name, site in many.items() if is_latent(site)},
         observed,
         tuple(column for name in observed for column in many[name]["columns"]),
         tuple(name for name, site in many.items() if site["type"] == "deterministic" and name not in axes),
