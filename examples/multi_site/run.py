@@ -69,11 +69,8 @@ def agree_on_units(work: Path, study: str, show: bool = False) -> None:
     stem = Path(study).stem
     for name in SITES:
         shutil.copy(work / name / f"{name}.{stem}.stats.epvi", work / "centre")
-    pooled = run(work / "centre", f"pool *.{stem}.stats.epvi", show)
-    text = (work / "centre" / study).read_text()
-    for header, constants in re.findall(r"(\[columns\.\w+\]\n)(centre = .*\nscale = .*\n)", pooled):
-        text = text.replace(header, header + constants)
-    hand_out(work, study, text)
+    run(work / "centre", f"pool *.{stem}.stats.epvi --into {study}", show)
+    hand_out(work, study, (work / "centre" / study).read_text())
 
 
 def hand_out(work: Path, study: str, text: str) -> None:
