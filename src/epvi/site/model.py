@@ -101,13 +101,15 @@ class Model:
                 fixed = ", which is fixed" if name in self.fixed else ""
                 raise EpviError(
                     f"column {name!r} is not an argument of {self.name}{fixed}: its columns are {', '.join(takes)}."
+                    " Choose what they are made of, as in epvi.Rows(..., x=[...], y=...) or --x and --y."
                 )
         for name in takes:
             needed = self._arguments[name].default is inspect.Parameter.empty
             if needed and name not in names:
                 raise EpviError(
                     f"{self.name} needs a column {name!r}, which the rows do not have"
-                    f" (they have {', '.join(names) or 'none'}): add it, or fix it with Model({self.name}, {name}=...)."
+                    f" (they have {', '.join(names) or 'none'}): add it, or fix it with Model({self.name}, {name}=...)"
+                    f" or --set {name}=VALUE."
                 )
 
     def __getstate__(self) -> dict[str, Any]:
