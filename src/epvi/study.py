@@ -226,7 +226,7 @@ class _Reader:
         for name in table:
             if name not in names:
                 near = difflib.get_close_matches(name, names, 1)
-                meant = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
+                meant = f"write {near[0]!r}, if that is meant" if near else f"there are {', '.join(sorted(names))}"
                 raise self.wrong(f"{prefix}{name}", f"is not known ({why}): {meant}")
 
     def table(self, table: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -69,9 +69,10 @@ def of_posterior(file: Path, posterior: "Posterior") -> str:
 
 def of_stats(file: Path, stats: "Stats") -> str:
     """Statistics of columns."""
-    rows = [["", "values", "missing", "mean", "sd"]]
+    rows = [["", "values", "missing", "mean", "sd", "rounded off the mean"]]
     for name, column in stats.columns.items():
-        rows.append([name, f"{column.count:,}", f"{column.missing:,}", f"{column.mean:.10g}", f"{column.sd:.10g}"])
+        numbers = f"{column.mean:.10g}", f"{column.sd:.10g}", f"{column.rest:.1e}"
+        rows.append([name, f"{column.count:,}", f"{column.missing:,}", *numbers])
     return f"{file}, {size_of(file)}, statistics of columns\n\n{lined_up(rows)}\n\nThat is all that is in it."
 
 

@@ -117,7 +117,7 @@ def _complete(part: Part, read: dict[str, Cells], length: int, drop: bool) -> np
             count = int(np.count_nonzero(found))
             raise EpviError(
                 f"column {name!r} of {part.said} has {count:,} missing value{'s' if count > 1 else ''} in {length:,}"
-                " rows: fill them in, or leave those rows out (drop_missing=True, --drop-missing)."
+                " rows: fill them in, or leave those rows out (drop_missing=True, --drop-missing, or in the study)."
             )
         lacking |= found
     return ~lacking if lacking.any() else None
@@ -163,5 +163,5 @@ def _refuse_outside(said: str, values: np.ndarray, limits: tuple[float, float]) 
         words = f"below {low:g}" if high == math.inf else f"above {high:g}" if low == -math.inf else ""
         raise EpviError(
             f"{said} has {bad:,} value{'s' if bad > 1 else ''} {words or f'outside {low:g} to {high:g}'}, its limits:"
-            " mend them, widen the limits, or mark them as missing (NA) and pass drop_missing=True."
+            " mend them, widen the limits, or mark them as missing (NA) and leave those rows out (drop_missing)."
         )
