@@ -208,7 +208,7 @@ def test_what_the_study_settles_cannot_be_said_again(verb, option, folder):
 
 BAD = {
     "no TOML": ("name = ", "study.toml is not TOML: "),
-    "an unknown entry": ("modle = 'm.py:f'\n" + STUDY, "modle in study.toml is not known .*did you mean 'model'"),
+    "an unknown entry": ("modle = 'm.py:f'\n" + STUDY, "modle in study.toml is not known .*write 'model', if that is meant"),
     "another unknown entry": ("xyz = 1\n" + STUDY, "xyz in study.toml is not known .*there are arguments, columns"),
     "no model": (STUDY.replace('model = "model.py:linear"', ""), "model in study.toml is missing"),
     "a model that is no text": (STUDY.replace('"model.py:linear"', "3"), "model in study.toml is not a text"),
@@ -234,7 +234,7 @@ BAD = {
     "no table": (STUDY.replace("[arguments]", "[[arguments]]"), "arguments in study.toml is not a table"),
     "a column of no argument": (
         STUDY + "[columns.ages]\nunit = 'years'\n",
-        "columns.ages in study.toml is not known .no argument is made of it.: did you mean 'age'",
+        "columns.ages in study.toml is not known .no argument is made of it.: write 'age'",
     ),
     "an entry of a column": (STUDY + "[columns.age]\nlimit = [0, 1]\n", "columns.age.limit in study.toml is not known"),
     "one constant": (STUDY + "[columns.age]\ncentre = 3\n", "columns.age in study.toml has one of centre and scale"),
