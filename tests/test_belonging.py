@@ -68,7 +68,8 @@ def test_one_number_for_two_shards_is_told_from_one_shard_twice():
 
 def test_the_hash_of_rows_is_that_of_their_values():
     made = hash_rows(FIRST, "key")
-    assert len(made) == 32
+    assert len(made) == 36
+    assert hash_rows(SECOND, "key")[:4] == made[:4] != hash_rows(FIRST, "another")[:4]
     order = RNG.permutation(40)
     assert hash_rows({name: FIRST[name][order] for name in reversed(FIRST)}, "key") == made
     assert hash_rows({"x": FIRST["x"].astype(np.float64), "y": FIRST["y"].astype(np.int8)}, "key") == made

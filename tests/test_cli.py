@@ -135,7 +135,7 @@ REFUSED = {
     "a posterior to write": (but("-o", "posterior.epvi"), "posterior.epvi is there already and holds a posterior"),
     "a shard's file to write": (("combine", "s1.epvi", "s2.epvi", "s3.epvi", "-o", "s1.epvi"), "holds a shard's fit"),
     "a setting of the model": ((*SHARD, "--set", "size=3"), "linear has no argument 'size'"),
-    "an array that is not there": ((*SHARD, "--set", "size=@nosuch.npy"), "nosuch.npy cannot be read"),
+    "an array that is not there": ((*SHARD, "--set", "size=@nosuch.npy"), "size cannot be read from nosuch.npy"),
     "a shard twice": (("combine", "s1.epvi", "s1.epvi", "s2.epvi", "s3.epvi", "--check"), "s1.epvi.* is there twice"),
     "a lacking shard": (("combine", "s1.epvi", "s2.epvi", "--check"), "sum to 2/3, not to 1 .missing: 3."),
     "no such shard's file": (("combine", "s1.epvi", "nosuch.epvi", "--check"), "nosuch.epvi cannot be read: No such"),
@@ -172,7 +172,7 @@ REFUSED = {
     ),
     "other columns to predict with": (
         ("predict", "model.py:linear", "posterior.epvi", "--rows", "s1.csv", "--x", "a", "--y", "y"),
-        r"'w' has the shape \(2,\) in the posterior and \(1,\) in the model with these rows",
+        "x is made of a, and where the posterior was fitted of a, b: take the same columns",
     ),
     "another model to predict with": (
         ("predict", "model.py:nothing", "posterior.epvi", "--rows", "s1.csv", *COLUMNS),
@@ -208,7 +208,10 @@ WRONG = {
     "no limits": ((*SHARD, "--limits", "a=3"), "--limits a=3: write a=LOW:HIGH"),
     "neither shards nor by": (("fit", *SHARD[1:-4], "-o", "new.epvi"), "Give either --shards 8 or --by COLUMN"),
     "samples of what is exact": (("combine", "s1.epvi", "--check", "--samples", "3"), "--samples goes with --product"),
-    "a settled seed": (("combine", "posterior.epvi", "s1.epvi", "--check", "--seed", "3"), "keeps the --seed"),
+    "a settled seed": (
+        ("combine", "posterior.epvi", "s1.epvi", "--check", "--seed", "3"),
+        "Leave --seed out: .*keeps what",
+    ),
     "no quantiles": (("summary", "posterior.epvi", "--quantiles", "a"), "--quantiles a: write probabilities"),
     "a stand-in like nothing": (("shard", "logistic", "--no-rows", "--shard", "1/3", "-o", "new.epvi"), "any few rows"),
     "no shell": (("completion", "tcsh"), "'tcsh' is not one of 'bash', 'zsh', 'fish'"),

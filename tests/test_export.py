@@ -295,7 +295,7 @@ def test_too_many_log_likelihoods_are_refused(posterior, monkeypatch):
 
 
 def test_bad_questions_are_answered_in_a_sentence(posterior, untyped):
-    refused(lambda: posterior.to_arviz(model=linear, rows=ROWS), r"wrap it: epvi\.Model\(function\)")
+    refused(lambda: posterior.to_arviz(model=linear, rows=ROWS), r"pass epvi\.Model\(function\)")
     refused(lambda: posterior.to_arviz(model=MODEL), "has no rows: pass model and rows together")
     refused(lambda: posterior.to_arviz(rows=ROWS), "has no model: pass model and rows together")
     refused(lambda: posterior.to_arviz(10), "pass a multiple of num_chains")

@@ -179,7 +179,10 @@ def test_rows_that_the_study_does_not_take_are_refused(name, folder):
             ("--rows", "north.csv", "--shard", "nort"),
             "study.toml has no shard 'nort': write 3/3 or one of north, south",
         ),
-        (("--rows", "north.csv", "--shard", "1/4"), "shard is '1/4' and study.toml has 3 shards: write 1/3"),
+        (
+            ("--rows", "north.csv", "--shard", "1/4"),
+            "shard is '1/4', but study.toml has 3 shards: write one of north, south, west",
+        ),
         (("--rows", "north.csv", "--shard", "4/3"), "study.toml has no shard '4/3'"),
         (("--rows", "north.csv", "--shard", "1/3", "--prior", "3/2"), "prior is '3/2'"),
     ],
@@ -203,12 +206,12 @@ def test_what_the_study_settles_cannot_be_said_again(verb, option, folder):
         "predict": ("study.toml", "posterior.epvi"),
     }[verb]
     said = call_json(verb, *rest, "--rows", "north.csv", *option, code=2)["error"]
-    assert said == f"study.toml settles {option[0]}: leave it out, or change the study."
+    assert said == f"Leave {option[0]} out: study.toml settles it, or should."
 
 
 BAD = {
     "no TOML": ("name = ", "study.toml is not TOML: "),
-    "an unknown entry": ("modle = 'm.py:f'\n" + STUDY, "modle in study.toml is not known .*write 'model', if that is meant"),
+    "an unknown entry": ("modle = 'm.py:f'\n" + STUDY, "modle in study.toml is not known .*write 'model'"),
     "another unknown entry": ("xyz = 1\n" + STUDY, "xyz in study.toml is not known .*there are arguments, columns"),
     "no model": (STUDY.replace('model = "model.py:linear"', ""), "model in study.toml is missing"),
     "a model that is no text": (STUDY.replace('"model.py:linear"', "3"), "model in study.toml is not a text"),
@@ -269,3 +272,93 @@ def test_shares_of_the_prior_may_be_said(folder):
     assert [str(share) for share in study.shards.values()] == ["1/2", "1/4", "1/4"]
     refused(lambda: load_study("nosuch.toml"), "nosuch.toml cannot be read: No such file")
     refused(lambda: load_study("."), r"\. cannot be read: Is a directory")
+
+
+# Constants that epvi pool writes into the study.
+
+
+def told(folder, *options):
+    for name in ("north", "south", "west"):
+        call("stats", *options, "--rows", f"{name}.csv", "-o", f"{name}.stats.epvi")
+    return [f"{name}.stats.epvi" for name in ("north", "south", "west")]
+
+
+def test_the_centre_writes_constants_into_the_study_and_leaves_the_rest_as_it_was(folder):
+    text = (
+        STUDY.replace("min_rows = 12", 'min_rows = 12\nstandardise = ["age"]')
+        + '\n[columns.age]  # years\nunit = "a"\n'
+    )
+    (folder / "study.toml").write_text(text)
+    assert (
+        "are not in it yet"
+        in call("shard", "study.toml", "--rows", "north.csv", "--shard", "north", "-o", "n.epvi", code=1).stderr
+    )
+    files = told(folder, "study.toml")
+    assert list(load_any(files[0]).columns) == ["age"]
+    part = call("pool", *files[:2], "--into", "study.toml").stdout
+    assert "They are those of 2 of its 3 sites." in part
+    assert "sites" not in call("pool", *files, "--into", "study.toml").stdout
+    centre, scale = call_json("pool", *files)["constants"]["age"]
+    made = load_study("study.toml")
+    assert made.columns["age"] == {"unit": "a", "centre": centre, "scale": scale}
+    kept = [
+        line for line in (folder / "study.toml").read_text().splitlines() if not line.startswith(("centre", "scale"))
+    ]
+    assert kept == text.splitlines()
+
+
+def test_constants_of_other_columns_and_for_categories_are_not_written(folder):
+    before = (folder / "study.toml").read_bytes()
+    (folder / "north.csv").write_text((folder / "north.csv").read_text().replace("chol", "weight"))
+    call("stats", "--rows", "north.csv", "--x", "age,weight", "--drop-missing", "-o", "other.epvi")
+    said = call("pool", "other.epvi", "--into", "study.toml", code=1).stderr
+    assert "no argument that is made of column 'weight'" in said
+    (folder / "sex.csv").write_text("sex\n" + "0\n1\n" * 10)
+    call("stats", "--rows", "sex.csv", "--x", "sex", "-o", "sex.epvi")
+    said = call("pool", "sex.epvi", "--into", "study.toml", code=1).stderr
+    assert "cannot be written into study.toml" in said
+    assert (folder / "study.toml").read_bytes() == before
+
+
+# Rows that meet a posterior again.
+
+
+def test_rows_that_are_coded_otherwise_than_those_that_were_fitted_are_refused(folder):
+    constants = "\n[columns.age]\ncentre = 55.0\nscale = 9.0\n"
+    (folder / "study.toml").write_text(STUDY.replace('["north", "south", "west"]', '["north"]') + constants)
+    call("shard", "study.toml", "--rows", "north.csv", "--shard", "north", "-o", "n.epvi")
+    call("combine", "n.epvi", "-o", "p.epvi")
+    expected = call_json("predict", "study.toml", "p.epvi", "--rows", "north.csv", "--draws", "50")["log_predictive"]
+    options = ("--rows", "north.csv", "--x", "age,chol,sex", "--y", "num", "--drop-missing", "--draws", "50")
+    assert (
+        call_json("predict", "model.py:linear", "p.epvi", *options, "--levels", "sex=f,m")["log_predictive"] == expected
+    )
+    said = call("predict", "model.py:linear", "p.epvi", *options, "--levels", "sex=m,f", code=1).stderr
+    assert "x is made of age, chol, sex=f, and where the posterior was fitted of age, chol, sex=m" in said
+    (folder / "study.toml").write_text((folder / "study.toml").read_text().replace("scale = 9.0", "scale = 1.0"))
+    said = call("predict", "study.toml", "p.epvi", "--rows", "north.csv", code=1).stderr
+    assert "column 'age' has the constants (55.0, 1.0), and where the posterior was fitted (55.0, 9.0)" in said
+    model, posterior = load_study("study.toml").model(), epvi.load("p.epvi")
+    rows = epvi.Rows("north.csv", x=["age", "chol", "sex"], y="num", levels={"sex": ["f", "m"]}, drop_missing=True)
+    for verb in (epvi.predict, epvi.log_predictive):
+        refused(lambda verb=verb: verb(model, posterior, rows), "column 'age' has the constants none")
+    refused(lambda: posterior.to_arviz(model=model, rows=rows), "column 'age' has the constants none")
+
+
+def test_lists_and_files_of_numbers_are_arrays_to_a_model(folder):
+    (folder / "model.py").write_text(
+        MODEL.replace("def linear(x, y=None):", "def linear(x, y=None, *, sd):").replace(
+            "1.0).expand([x.shape[1]])", "sd)"
+        )
+    )
+    np.save(folder / "sd.npy", np.array([1.0, 2.0, 3.0]))
+    fits = []
+    for said in ("[1, 2, 3]", '"@sd.npy"'):
+        (folder / "study.toml").write_text(STUDY + f"\n[fixed]\nsd = {said}\n")
+        call("shard", "study.toml", "--rows", "north.csv", "--shard", "north", "-o", "n.epvi")
+        fits.append(epvi.load("n.epvi"))
+    np.testing.assert_array_equal(fits[0].mixture.means, fits[1].mixture.means)
+    assert fits[0].made_of.fixed == fits[1].made_of.fixed
+    (folder / "study.toml").write_text(STUDY + '\n[fixed]\nsd = "@nothing.npy"\n')
+    said = call("shard", "study.toml", "--rows", "north.csv", "--shard", "north", "-o", "n.epvi", code=1).stderr
+    assert "sd cannot be read from" in said

@@ -16,6 +16,7 @@ from sentences import refused
 
 import epvi
 from epvi import envelope
+from epvi.workfolder import remove_dead
 
 SHARDS = 3
 QUICK = epvi.NVI(1, num_starts=2, num_draws=8)
@@ -222,7 +223,10 @@ OTHERS = {
     "settings": (lambda work: run(work, inference=epvi.NVI(2)), "was made with other settings than this run has"),
     "a seed": (lambda work: run(work, seed=1), "was made with another seed than this run has"),
     "an order of rows": (lambda work: run(work, shuffle=True), "was made with other rows than this run has"),
-    "a prior": (lambda work: run(work, epvi.Model(linear, scale=2.0)), "was made with another model than this run has"),
+    "a prior": (
+        lambda work: run(work, epvi.Model(linear, scale=2.0)),
+        "was made with other fixed arguments than this run has",
+    ),
     "a likelihood": (lambda work: run(work, epvi.Model(louder)), "was made with another model than this run has"),
 }
 
@@ -231,7 +235,7 @@ OTHERS = {
 def test_the_folder_of_another_run_is_refused(name, work):
     call, sentence = OTHERS[name]
     before = {file: file.read_bytes() for file in work.iterdir()}
-    refused(lambda: call(work), f"shard-1-of-3.epvi {sentence}: choose another folder, or remove", 500)
+    refused(lambda: call(work), f"shard-1-of-3.epvi {sentence}: choose another folder, or empty", 500)
     assert {file: file.read_bytes() for file in work.iterdir()} == before
 
 
@@ -275,3 +279,14 @@ def test_what_a_dead_run_left_is_removed_also_when_nothing_is_missing(work, tmp_
 def test_a_folder_that_cannot_be_is_said(tmp_path):
     (tmp_path / "file").write_text("")
     refused(lambda: run(tmp_path / "file"), "file cannot be used as a work folder: File exists", 500)
+
+
+def test_rows_of_runs_that_were_killed_are_removed_and_those_of_others_stay(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
+    )
+    dead, alive = tmp_path / f"epvi-rows-{done.stdout.strip()}-a", tmp_path / f"epvi-rows-{os.getpid()}-b"
+    for folder in (dead, alive, tmp_path / "epvi-rows-notes"):
+        folder.mkdir()
+    assert remove_dead(tmp_path, "epvi-rows-")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [alive.name, "epvi-rows-notes"]

@@ -38,9 +38,19 @@ _MOST_HEADER = 100_000_000
 class Malformed(Exception):  # noqa: N818 (it is a clause of a sentence)
     """What is wrong with a file, as a clause: "its means are not finite"."""
 
+    remedy = "Ask for it to be sent or written again."
+
 
 class TooNew(Malformed):
     """A version of the format that this epvi does not know."""
+
+    remedy = "Update epvi."
+
+
+class Foreign(Malformed):
+    """A file of somebody else's."""
+
+    remedy = "Name a file that epvi has written, or ask for it to be sent again."
 
 
 class Envelope(NamedTuple):
@@ -106,8 +116,7 @@ def shown(path: str | os.PathLike) -> str:
 
 def unusable(path: str | os.PathLike, error: Malformed) -> EpviError:
     """The refusal of a file, with its name."""
-    remedy = "Update epvi." if isinstance(error, TooNew) else "Ask for it to be sent or written again."
-    return EpviError(f"{shown(path)} is not a usable .epvi file: {error}. {remedy}")
+    return EpviError(f"{shown(path)} is not a usable .epvi file: {error}. {error.remedy}")
 
 
 def seal(envelope: Envelope) -> bytes:
@@ -158,7 +167,7 @@ def _header(content: bytes) -> dict[str, Any]:
     """The table of arrays of a safetensors file, with its metadata."""
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > min(len(content) - 8, _MOST_HEADER):
-        raise Malformed("it ends before its header does, or is of another kind")
+        raise Foreign("it ends before its header does, or is of another kind")
     table = _json(content[8 : 8 + size])
     if not isinstance(table, dict):
         raise Malformed("its header is not a table")
@@ -169,7 +178,7 @@ def _record(table: dict[str, Any]) -> dict[str, Any]:
     metadata = table.pop("__metadata__", None)
     text = metadata.get(_FIELD) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
-        raise Malformed("epvi did not write it")
+        raise Foreign("epvi did not write it")
     record = _json(text.encode(errors="replace"))
     if not isinstance(record, dict):
         raise Malformed("its record is not a table")

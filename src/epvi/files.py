@@ -30,6 +30,8 @@ def load(path: str | os.PathLike) -> ShardFit | Posterior:
 
 def load_any(path: str | os.PathLike) -> ShardFit | Posterior | Stats:
     """Whatever is in a `.epvi` file."""
+    if not isinstance(path, str | os.PathLike):
+        raise EpviError(f"path is of type {type(path).__name__}: pass a file's name.")
     content = envelope.load(path)
     try:
         if content.kind == "shard":

@@ -13,7 +13,7 @@ from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
 from epvi.site.model import DensityModel, Model
 from epvi.site.recipe import read_rows, with_constants
-from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_space
+from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
 from epvi.site.shard import as_model
 from epvi.validation import at_least
 
@@ -25,7 +25,9 @@ def log_predictive(
 ) -> float:
     """The mean over rows of log (1/S) Σ_s p(row | θ_s), with S draws of the posterior: the held-out log likelihood."""
     _check_posterior(posterior)
-    model, columns = as_model(model), read_rows(with_constants(rows, _OF_THE_FIT)).columns
+    model, table = as_model(model), read_rows(with_constants(rows, _OF_THE_FIT))
+    same_coding(posterior.fits[0].made_of, table)
+    columns = table.columns
     programs = model.programs(columns)
     same_space(posterior.space, programs.target.space)
     theta = np.asarray(posterior.mixture.sample(at_least("num_samples", num_samples, 1), seed=seed))
@@ -47,6 +49,7 @@ def predict(
     if isinstance(model, DensityModel):
         raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
     table = read_rows(with_constants(rows, _OF_THE_FIT), optional=model.optional)
+    same_coding(posterior.fits[0].made_of, table)
     columns = table.columns
     model.columns(list(columns))
     sites = _sites(model, table)

@@ -27,7 +27,7 @@ def model_named(reference: str, fixed: Mapping[str, Any] | None = None, beside: 
     from epvi.site.model import Model
 
     function, exchangeable = _found(reference, beside)
-    fixed = dict(fixed or {})
+    fixed = {name: _fixed(name, said, beside) for name, said in (fixed or {}).items()}
     if isinstance(function, Model):
         if fixed:
             raise EpviError(f"{reference} is a Model with its own fixed arguments: name its function to fix others.")
@@ -35,6 +35,26 @@ def model_named(reference: str, fixed: Mapping[str, Any] | None = None, beside: 
     if not callable(function):
         raise EpviError(f"{reference} is of type {type(function).__name__}: name a NumPyro model function.")
     return Model(function, exchangeable=exchangeable, **fixed)
+
+
+def _fixed(name: str, said: Any, beside: Path | None) -> Any:
+    """A fixed argument as it is written: a list of numbers is an array, and "@file.npy" the array in a file."""
+    import numpy as np
+
+    if isinstance(said, str) and said.startswith("@"):
+        path = (beside or Path()) / said[1:]
+        try:
+            return np.load(path, allow_pickle=False)
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or str(error).splitlines()[0][:100]
+            raise EpviError(f"{name} cannot be read from {path} ({why}): name a .npy file of numbers.") from None
+    if not isinstance(said, list):
+        return said
+    try:
+        array = np.asarray(said)
+    except ValueError:
+        return said
+    return array if array.dtype.kind in "biuf" and array.size else said
 
 
 def _found(reference: str, beside: Path | None) -> tuple[Any, tuple]:

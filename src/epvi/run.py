@@ -35,7 +35,7 @@ from epvi.site.recipe import read_rows
 from epvi.site.rows import Columns, Split, split_by, split_evenly
 from epvi.site.shard import Part, Plan, as_inference, as_model, provenance
 from epvi.worker import HeldRows, Job, MappedRows, run_shard
-from epvi.workfolder import WorkFolder
+from epvi.workfolder import WorkFolder, remove_dead
 
 # Shard m uses the m-th key; the split's is out of their reach.
 _SPLIT_KEY = 2**31
@@ -176,7 +176,8 @@ def _folder(work: WorkFolder | None) -> Iterator[Path]:
         with work.scratch() as folder:
             yield folder
         return
-    folder = Path(tempfile.mkdtemp(prefix="epvi-"))
+    remove_dead(Path(tempfile.gettempdir()), "epvi-rows-")
+    folder = Path(tempfile.mkdtemp(prefix=f"epvi-rows-{os.getpid()}-"))
     try:
         yield folder
     finally:

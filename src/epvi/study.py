@@ -106,7 +106,7 @@ class Study:
                 ) from None
             if count != len(names):
                 raise EpviError(
-                    f"shard is {said!r} and {self.path} has {len(names)} shards: write {index}/{len(names)}."
+                    f"shard is {said!r}, but {self.path} has {len(names)} shards: write one of {', '.join(names[:10])}."
                 )
         return f"{index}/{len(names)}", self.shards[names[index - 1]], names[index - 1]
 
@@ -174,10 +174,18 @@ def load_study(path: str | Path) -> Study:
     """The study in a `study.toml`, checked."""
     path = Path(path)
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        return read_study(path, path.read_text("utf-8"))
     except OSError as error:
         raise EpviError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise EpviError(f"{path} is not TOML: {str(error).splitlines()[0]}.") from error
+
+
+def read_study(path: Path, text: str) -> Study:
+    """The study of a text that is, or will be, in a file."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
         twice = ": put all of it under one heading" if "twice" in str(error) else ""
         raise EpviError(f"{path} is not TOML: {str(error).splitlines()[0]}{twice}.") from error
     return _Reader(path).study(table)

@@ -22,7 +22,21 @@ from epvi.site.shard import Part, Plan
 
 # How near two machines' values of one model are, of rows in float32.
 _SAME = 1e-5
-_SAID = {"rows": "other rows", "inference": "other settings", "key": "another seed"}
+# What to say, in the order of what explains what: a seed shuffles the rows, columns change the model's values.
+_SAID = {
+    "key": "another seed",
+    "inference": "other settings",
+    "fixed": "other fixed arguments",
+    "columns": "other columns",
+    "levels": "other levels of a column",
+    "standardised": "other constants to standardise with",
+    "model": "another model",
+    "prior_values": "another model",
+    "row_values": "another model",
+    "rows": "other rows",
+}
+# What two machines compute may differ in its last digits.
+_COMPUTED = ("prior_values", "row_values")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +64,7 @@ class WorkFolder:
             raise EpviError(f"{file} is not shard {part.label} of this run: {_REMEDY}")
         other = _other(found.made_of, expected)
         if other is not None:
-            raise EpviError(f"{file} was made with {_SAID.get(other, 'another model')} than this run has: {_REMEDY}")
+            raise EpviError(f"{file} was made with {_SAID[other]} than this run has: {_REMEDY}")
         return dataclasses.replace(found, label=part.label)
 
     def keep(self, fit: ShardFit) -> None:
@@ -61,11 +75,7 @@ class WorkFolder:
         """Make the folder, and remove what runs that were killed have left in it: rows, and halves of files."""
         with _reported(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            rows = list(self.path.glob(".rows-*"))
-            dead = [left for left in rows if not _alive(left.name.removeprefix(".rows-"))]
-            for left in dead:
-                shutil.rmtree(left, ignore_errors=True)
-            if len(dead) == len(rows):
+            if not remove_dead(self.path, ".rows-"):
                 for left in self.path.glob(".shard-*.part"):
                     left.unlink(missing_ok=True)
 
@@ -81,24 +91,40 @@ class WorkFolder:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-_REMEDY = "choose another folder, or remove the file."
+_REMEDY = "choose another folder, or empty this one."
 
 
 def _other(found: Provenance, expected: Provenance) -> str | None:
     """The first thing in which a fit was made of something else; the version of epvi does not matter."""
     a, b = describe_provenance(found), describe_provenance(expected)
-    return next((name for name in a if name != "version" and not _same(a[name], b[name])), None)
+    return next((name for name in _SAID if not _same(a[name], b[name], near=name in _COMPUTED)), None)
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Whether two entries agree: lists are tuples, and numbers near each other, as two machines compute them."""
+def _same(a: Any, b: Any, near: bool) -> bool:
+    """Whether two entries agree: lists are tuples, and numbers may be `near` each other."""
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[name], b[name]) for name in a)
+        return a.keys() == b.keys() and all(_same(a[name], b[name], near) for name in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_same, a, b))
-    if isinstance(a, float) and isinstance(b, float):
+        return len(a) == len(b) and all(_same(x, y, near) for x, y in zip(a, b, strict=True))
+    if near and isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=_SAME, abs_tol=_SAME)
     return a == b
+
+
+def remove_dead(folder: Path, prefix: str) -> bool:
+    """Remove what runs that were killed have left of their rows, and say whether there are rows of others."""
+    found = [path for path in folder.glob(f"{prefix}*") if path.is_dir()]
+    dead = [path for path in found if _is_dead(path, path.name.removeprefix(prefix).partition("-")[0])]
+    for path in dead:
+        shutil.rmtree(path, ignore_errors=True)
+    return len(dead) < len(found)
+
+
+def _is_dead(path: Path, pid: str) -> bool:
+    """Whether it is this user's, and the process that made it is gone."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_uid == os.getuid() and not _alive(pid)
+    return False
 
 
 @contextlib.contextmanager
@@ -111,7 +137,8 @@ def _reported(path: Path) -> Iterator[None]:
 
 def _alive(pid: str) -> bool:
     if not pid.isdigit():
-        return False
+        # Not a folder of ours.
+        return True
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

@@ -73,7 +73,7 @@ def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, A
             f"{posteriors[0][0]} and {posteriors[1][0]} are both posteriors: combine the shards' files, or update one"
             " posterior with late shards."
         )
-    for name in ("product", "samples", "seed"):
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{posteriors[0][0]} keeps the --{name} it was made with: leave it out.")
+    if not fits and not said["check"]:
+        raise EpviError(f"{posteriors[0][0]} is a posterior already: name the late shards' files beside it.")
+    options.refuse_given(context, "product", "samples", "seed", why=f"{posteriors[0][0]} keeps what it was made with")
     return posteriors[0][1].update(*fits, accept_unconverged=accept)

@@ -25,7 +25,7 @@ def of_fit(file: Path, fit: "ShardFit") -> str:
     """A shard's fit."""
     made = fit.made_of
     rows = "no rows (it stands in for a missing site)" if fit.is_stand_in else f"{fit.num_rows:,} rows"
-    bound = f"{float(fit.elbo.value):.4f} ± {float(fit.elbo.standard_error):.4f} nats"
+    bound = f"{_number(fit.elbo.value)} ± {_number(fit.elbo.standard_error)} nats"
     count = sum(array.size for array in mixture_arrays(fit.mixture).values())
     lines = [
         ("file", f"{file}, {size_of(file)}, a shard's fit"),
@@ -33,8 +33,8 @@ def of_fit(file: Path, fit: "ShardFit") -> str:
         ("shard", fit.label),
         ("stands for", f"{rows}, and {fit.prior} of the prior"),
         ("status", fit.status.text),
-        ("bound", f"{bound}, {round(fit.gap, 9) + 0:.3g} nats below the evidence as far as its own draws tell"),
-        ("bound by sweep", ", ".join(f"{x:.4f}" for x in fit.history) or "none"),
+        ("bound", f"{bound}, {_number(round(fit.gap, 9) + 0)} nats below the evidence as far as its own draws tell"),
+        ("bound by sweep", ", ".join(map(_number, fit.history)) or "none"),
         ("effort", f"{fit.passes} passes over the rows in {fit.seconds:g} s"),
         *_made_of(made),
         ("parameters", ""),
@@ -56,7 +56,7 @@ def of_posterior(file: Path, posterior: "Posterior") -> str:
         ("file", f"{file}, {size_of(file)}, a posterior"),
         ("stands for", posterior.stands_for),
         ("status", posterior.status.text),
-        ("product", f"{'by size' if product is None else product!r}, with seed {_seed(posterior.choices.key)}"),
+        ("product", f"{'by size' if product is None else repr(product)}, with seed {_seed(posterior.choices.key)}"),
         *(line for line in _made_of(posterior.fits[0].made_of) if line[0] != "rows"),
         ("parameters", ""),
         *_parameters(posterior.space),
@@ -102,6 +102,10 @@ def _made_of(made: "Provenance") -> list[tuple[str, str]]:
     settings = ", ".join(f"{name}={value}" for name, value in made.inference.items() if name != "name")
     lines.append(("inference", f"{made.inference.get('name', 'unknown')}({settings})"))
     return [*lines, ("seed", _seed(made.key)), ("written by", f"epvi {made.version}")]
+
+
+def _number(value: Any) -> str:
+    return "unknown" if np.isnan(value) else f"{float(value):.4f}"
 
 
 def _seed(key: tuple[int, ...]) -> str:

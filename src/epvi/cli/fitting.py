@@ -38,6 +38,8 @@ def fit(model: str, **said: Any) -> None:
     """
     if (said["shards"] is None) == (said["by"] is None):
         raise click.UsageError("Give either --shards 8 or --by COLUMN: how many shards, or which column names them.")
+    if said["by"] is not None and said["no_shuffle"]:
+        raise click.UsageError("--no-shuffle goes with --shards: with --by, the column says which rows go where.")
     rows = options.make_rows(said, True if said["standardise"] else None)
     from epvi.references import model_named
     from epvi.run import fit as run_fit
@@ -86,13 +88,15 @@ def shard(context: click.Context, model: str, **said: Any) -> None:
 
     Nothing but the file leaves the site: epvi show site-3.epvi prints all that is in it.
     """
-    made = _from_study(context, model, said) if model.endswith(".toml") else _from_options(model, said)
+    made = _from_study(context, model, said) if model.endswith(".toml") else _from_options(context, model, said)
     path = made.save(said["output"])
     rows = "no rows" if made.is_stand_in else f"{made.num_rows:,} rows"
     words = (
         f"Shard {made.label}: {rows}, {made.prior} of the prior. {made.status}\n"
         f"Wrote {path} ({size_of(path)}); epvi show {path} prints all that is in it."
     )
+    if not made.status.ok:
+        words += f"\nepvi combine will refuse {path} as it is."
     give(said["as_json"], {**about_fit(made), "file": str(path)}, words)
 
 
@@ -109,10 +113,14 @@ def _from_study(context: click.Context, path: str, said: dict[str, Any]) -> Any:
         return study.fit(options.make_source(said), said["which"], said["prior"])
 
 
-def _from_options(model: str, said: dict[str, Any]) -> Any:
+def _from_options(context: click.Context, model: str, said: dict[str, Any]) -> Any:
     if said["no_rows"] and not said["rows"]:
         raise click.UsageError(
             "Without a study, --no-rows needs --rows FILE with any few rows, for their columns only."
+        )
+    if said["no_rows"]:
+        options.refuse_given(
+            context, "components", "covariance", "no_merge", "max_sweeps", why="--no-rows makes one Gaussian"
         )
     rows = options.make_rows(said)
     from epvi.references import model_named

@@ -2,14 +2,13 @@
 
 import functools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from epvi.cli.writing import check_kind
-from epvi.errors import EpviError
 from epvi.references import READY
 
 if TYPE_CHECKING:
@@ -51,10 +50,15 @@ def output(kind: str, *, required: bool = True) -> Callable[[F], F]:
 
 def refuse_settled(context: click.Context, study: str, *more: str) -> None:
     """Refuse options that the study has settled."""
+    refuse_given(context, *_SETTLED, *more, why=f"{study} settles it, or should")
+
+
+def refuse_given(context: click.Context, *names: str, why: str) -> None:
+    """Refuse options that would not be heeded."""
     for param in context.command.params:
         given = context.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
-        if given and param.name in (*_SETTLED, *more):
-            raise click.UsageError(f"{study} settles {param.opts[0]}: leave it out, or change the study.")
+        if given and param.name in names:
+            raise click.UsageError(f"Leave {param.opts[0]} out: {why}.")
 
 
 _SETTLED = ("x", "y", "more", "levels", "limits", "drop_missing", "fixed", "min_rows")
@@ -138,6 +142,9 @@ def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
     for name, said in _pairs("--column", options["more"]).items():
         columns[name] = _list(said) if "," in said else said
     check_arguments(columns)
+    if isinstance(standardise, Mapping):
+        used = [name for of in columns.values() for name in ([of] if isinstance(of, str) else of)]
+        standardise = {name: pair for name, pair in standardise.items() if name in used} or None
     return Rows(
         source,
         standardise=standardise,
@@ -174,18 +181,11 @@ def make_product(options: dict[str, Any]) -> "Product | None":
 
 
 def make_fixed(pairs: Sequence[str]) -> dict[str, Any]:
-    """Fixed arguments: JSON values, arrays from .npy files, or else text."""
+    """Fixed arguments: JSON values, arrays from .npy files ("@places.npy"), or else text."""
     return {name: _value(said) for name, said in _pairs("--set", pairs).items()}
 
 
 def _value(said: str) -> Any:
-    if said.startswith("@"):
-        import numpy as np
-
-        try:
-            return np.load(said[1:], allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise EpviError(f"{said[1:]} cannot be read as a .npy file ({str(error).splitlines()[0][:100]}).") from None
     try:
         return json.loads(said)
     except ValueError:

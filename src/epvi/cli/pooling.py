@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +78,11 @@ def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
     data = {"columns": pooled.as_json(), "constants": {name: list(pair) for name, pair in constants.items()}}
     words = "\n".join(f"[columns.{toml_key(name)}]\n{_said(*pair)}" for name, pair in constants.items())
     if into is not None:
-        write_constants(into, constants)
+        num_shards = write_constants(into, constants)
         data["file"] = str(into)
         words += f"\nWrote centre and scale of {', '.join(constants)} into {into}."
+        if len(found) < num_shards:
+            words += f" They are those of {len(found)} of its {num_shards} sites."
     give(as_json, data, words)
 
 
@@ -95,20 +96,26 @@ def _said(centre: float, scale: float) -> str:
     return f"centre = {centre!r}\nscale = {scale!r}\n"
 
 
-def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> None:
-    """Put centre and scale into the columns' tables of a study, and leave the rest as it is."""
+def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> int:
+    """Put centre and scale into the columns' tables of a study and leave the rest as it is; the number of sites."""
     from epvi.envelope import write_whole
-    from epvi.study import load_study
+    from epvi.study import load_study, read_study
 
-    load_study(path)
+    study = load_study(path)
+    strange = [name for name in constants if name not in study.raw_rows({}).used]
+    if strange:
+        raise EpviError(f"{path} has no argument that is made of column {strange[0]!r}: pool the columns of the study.")
     text = path.read_text("utf-8")
     for name, (centre, scale) in constants.items():
         text = _with_constants(text, name, _said(centre, scale))
-    table = tomllib.loads(text) if _is_toml(text) else {}
-    columns = table.get("columns", {})
-    if any((columns.get(n, {}).get("centre"), columns.get(n, {}).get("scale")) != c for n, c in constants.items()):
+    try:
+        made = read_study(path, text)
+    except EpviError as error:
+        raise EpviError(f"centre and scale cannot be written into {path}: {error}") from None
+    if any(made.columns.get(name, {}).get("centre") != centre for name, (centre, _) in constants.items()):
         raise EpviError(f"{path} does not have a [columns.NAME] table for each column: write centre and scale by hand.")
     write_whole(path, text.encode())
+    return study.num_shards
 
 
 def _with_constants(text: str, name: str, said: str) -> str:
@@ -121,11 +128,3 @@ def _with_constants(text: str, name: str, said: str) -> str:
     end = next((i for i in range(at + 1, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
     kept = [line for line in lines[at + 1 : end] if not re.match(r"\s*(centre|scale)\s*=", line)]
     return "\n".join([*lines[: at + 1], *said.splitlines(), *kept, *lines[end:]]) + "\n"
-
-
-def _is_toml(text: str) -> bool:
-    try:
-        tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return False
-    return True

@@ -1,6 +1,7 @@
 """The verb in which a posterior meets rows again: `predict`."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,10 +51,12 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
 
     if said["output"] is not None:
         _check_output(said["output"], [*said["rows"], str(posterior), model.partition(":")[0]])
-    named, rows = _model_and_rows(context, model, said)
+    if model.endswith(".toml"):
+        options.refuse_settled(context, model)
     found = load(posterior)
     if not isinstance(found, Posterior):
         raise EpviError(f"{posterior} is a shard's fit: pass a posterior (epvi combine makes one).")
+    named, rows = _model_and_rows(model, said, found.fits[0].made_of.standardised)
     with busy("predicting"):
         draws = predict_rows(named, found, rows, num_samples=said["draws"], seed=said["seed"])
         table = read_rows(rows, optional=named.optional)
@@ -78,14 +81,14 @@ def _check_output(path: Path, inputs: list[str]) -> None:
     check_apart(path, inputs)
 
 
-def _model_and_rows(context: click.Context, model: str, said: dict[str, Any]) -> tuple[Any, Any]:
+def _model_and_rows(model: str, said: dict[str, Any], constants: Mapping[str, tuple[float, float]]) -> tuple[Any, Any]:
+    """The model, and rows that are standardised as those that were fitted."""
     if model.endswith(".toml"):
         from epvi.study import load_study
 
-        options.refuse_settled(context, model)
         source, study = options.make_source(said), load_study(model)
         return study.model(), study.rows(source)
-    rows = options.make_rows(said)
+    rows = options.make_rows(said, constants)
     from epvi.references import model_named
 
     return model_named(model, options.make_fixed(said["fixed"])), rows

@@ -14,6 +14,8 @@ from epvi.envelope import shown
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
 
+# Of a hash of rows as epvi makes it, the first digits tell the keys apart.
+_HASH_DIGITS, _KEY_DIGITS = 36, 4
 # How near two sites' values of one model are: log priors are always float64, rows may be float32.
 _SAME_PRIOR, _SAME_ROWS = 1e-8, 1e-3
 
@@ -53,6 +55,13 @@ def _check_twice(fits: Sequence[ShardFit]) -> None:
             why = "and its rows would count twice" if again else "with other rows, so one has the wrong number"
             raise EpviError(
                 f"{one.called} is there twice{_in(other)}, {why}: leave one out, or fit it with its number."
+            )
+    hashed = [fit for fit in fits if len(fit.made_of.rows) == _HASH_DIGITS]
+    for fit in hashed[1:]:
+        if fit.made_of.rows[:_KEY_DIGITS] != hashed[0].made_of.rows[:_KEY_DIGITS]:
+            raise EpviError(
+                f"{hashed[0].called} and {fit.called} were made with different keys for the hash of their rows, so that"
+                " rows that count twice cannot be found: fit both with one hash_key."
             )
     seen: dict[str, ShardFit] = {}
     for fit in fits:

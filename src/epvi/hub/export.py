@@ -105,8 +105,8 @@ def _replies(
         missing = "model" if model is None else "rows"
         raise EpviError(f"to_arviz has no {missing}: pass model and rows together, or neither.")
     if not hasattr(model, "replies"):
-        raise EpviError(f"model is a {type(model).__name__}: wrap it: epvi.Model(function).")
-    return model.replies(rows, posterior.space, theta, key)
+        raise EpviError(f"model is a {type(model).__name__}: pass epvi.Model(function).")
+    return model.replies(rows, posterior.space, posterior.fits[0].made_of, theta, key)
 
 
 def _renamed(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

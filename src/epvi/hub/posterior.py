@@ -1,6 +1,7 @@
 """The posterior of all the data: named draws, a summary, the density, and where it came from."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,7 +115,7 @@ class Posterior:
 
         Their divergences add up: what single shards hardly determine (scales, variances of effects) goes wrong first.
         """
-        lost = sum(fit.gap for fit in self.fits)
+        lost = sum(fit.gap for fit in self.fits if not math.isnan(fit.gap))
         if lost < _TOLERABLE_LOSS:
             return self.product.status
         doubt = (

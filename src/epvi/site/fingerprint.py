@@ -90,7 +90,9 @@ def hash_rows(columns: Columns, key: str) -> str:
                 _mix(mixed, columns[name][start : start + _BLOCK], odd)
             total[lane] += int(np.sum(_finished(mixed), dtype=np.uint64))
     said = repr((n, names, [columns[name].shape[1:] for name in names], [part % 2**64 for part in total]))
-    return hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()[:32]
+    digest = hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()[:32]
+    # Sites with different keys would never find the same rows: four digits tell keys apart, and tell nobody the key.
+    return hmac.new(key.encode(), b"key", hashlib.sha256).hexdigest()[:4] + digest
 
 
 def _mix(mixed: np.ndarray, column: np.ndarray, odd: np.uint64) -> None:

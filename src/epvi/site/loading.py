@@ -140,7 +140,7 @@ def _no_numbers(said: str, name: str, piece: Cells) -> EpviError:
     kind = cells.kind_of(piece)
     if kind == cells.TEXT:
         why = cells.why_text(piece)
-        levels = f'levels={{"{name[:40]}": [...]}}'
+        levels = f'levels={{"{name[:40]}": [...]}}, --levels {name[:40]}=..., or in the study'
         return EpviError(f"{said} holds text: {why + '; or ' if why else ''}give its levels, as in {levels}.")
     if kind == cells.DATES:
         return EpviError(f"{said} holds dates or times: turn it into numbers first, in a unit you choose.")

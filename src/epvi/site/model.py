@@ -18,10 +18,12 @@ from numpyro.distributions.distribution import MaskedDistribution
 
 from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
+from epvi.handover import Provenance
 from epvi.site.density import Programs
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
 from epvi.site.recipe import read_rows
-from epvi.site.replies import Groups, density_replies, function_replies, same_space
+from epvi.site.replies import Groups, density_replies, function_replies, same_coding, same_space
+from epvi.site.rows import Columns
 from epvi.site.target import Block, Target
 from epvi.site.tracing import log_prob, trace_program
 from epvi.space import Parameter, Space
@@ -137,9 +139,9 @@ class Model:
             found.terms,
         )
 
-    def replies(self, rows: Any, space: Space, theta: np.ndarray, key: jax.Array) -> Groups:
+    def replies(self, rows: Any, space: Space, made_of: Provenance, theta: np.ndarray, key: jax.Array) -> Groups:
         """What the model says of rows at draws θ (S, d) of a posterior over `space`, in groups as ArviZ names them."""
-        columns = read_rows(rows).columns
+        columns = _coded(rows, made_of)
         programs = self.programs(columns)
         same_space(space, programs.target.space)
         return function_replies(self.function, self.fixed, programs, columns, theta, key)
@@ -207,11 +209,18 @@ class DensityModel(Model):
                     )
         return Target(space, log_prior, log_prior, log_likelihood, None, lambda block: {})
 
-    def replies(self, rows: Any, space: Space, theta: np.ndarray, key: jax.Array) -> Groups:
+    def replies(self, rows: Any, space: Space, made_of: Provenance, theta: np.ndarray, key: jax.Array) -> Groups:
         """The rows' log likelihoods only: log densities cannot draw rows, nor tell which columns are observed."""
-        columns = read_rows(rows).columns
+        columns = _coded(rows, made_of)
         same_space(space, self._space)
         return density_replies(self.programs(columns), columns, theta)
+
+
+def _coded(rows: Any, made_of: Provenance) -> Columns:
+    """The columns of rows that are coded as those that were fitted."""
+    table = read_rows(rows)
+    same_coding(made_of, table)
+    return table.columns
 
 
 def _declared(name: str, shape: Any, support: Any) -> Parameter:

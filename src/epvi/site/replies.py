@@ -4,7 +4,7 @@ Takes the model's function or compiled programs, checked columns and draws; give
 sites, with the draws as the first axis and the rows as the next.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,8 @@ from numpyro.primitives import Messenger
 
 from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
+from epvi.handover import Provenance
+from epvi.site.assembly import Table
 from epvi.site.density import Programs
 from epvi.site.inspection import FEW, MANY, run_abstract, take
 from epvi.site.rows import Columns
@@ -134,6 +136,36 @@ def function_replies(
     told = (*sites.columns, *sites.observed)
     groups["constant_data"] = {name: column for name, column in columns.items() if name not in told}
     return groups
+
+
+def same_coding(made_of: Provenance, table: Table) -> None:
+    """Refuse rows that are made of other columns, or coded or standardised otherwise, than those that were fitted.
+
+    Arrays that are passed as they are say nothing of it, and are taken as they are.
+    """
+    if not table.sources or not made_of.columns:
+        return
+    for name, sources in table.sources.items():
+        if name in made_of.columns and made_of.columns[name] != sources:
+            raise EpviError(
+                f"{name} is made of {_few(sources)}, and where the posterior was fitted of"
+                f" {_few(made_of.columns[name])}: take the same columns, in one order."
+            )
+    there = {source.partition("=")[0] for sources in table.sources.values() for source in sources}
+    for what, told, fitted in (
+        ("levels", table.levels, made_of.levels),
+        ("constants", table.standardised, made_of.standardised),
+    ):
+        other = [name for name in {**told, **fitted} if name in there and told.get(name) != fitted.get(name)]
+        if other:
+            raise EpviError(
+                f"column {other[0]!r} has the {what} {told.get(other[0], 'none')}, and where the posterior was fitted"
+                f" {fitted.get(other[0], 'none')}: pass those, which are in posterior.fits[0].made_of."
+            )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", ..." if len(names) > 4 else "")
 
 
 def same_space(posterior: Space, model: Space) -> None:

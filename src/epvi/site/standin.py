@@ -106,8 +106,7 @@ def _away_from_gaussian(
 
 
 def _refusal(part: Part, why: str) -> EpviError:
-    both = part.prior + Fraction(1, part.num_shards)
     return EpviError(
         f"shard {part.label} cannot be stood in for without rows: the prior's share is not close to a Gaussian ({why})."
-        f' Let a site that has rows carry it with its own, as in: epvi shard ... --prior {both} (prior="{both}").'
+        f" Let a site that has rows carry {part.prior} of the prior more than its own share (--prior, prior=...)."
     )

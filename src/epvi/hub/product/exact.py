@@ -46,7 +46,7 @@ class Exact(Product):
         factors = fold_singles(mixtures)
         structure = factors[0].structure
         log_w, mixture = finish(structure, len(factors), pairs(structure, *halves(factors)))
-        status = Status(True, f"exact: all {mixture.num_components:,} components of the product.")
+        status = Status(True, _said(mixture.num_components))
         return ProductMixture(mixture, exactly(logsumexp(log_w)), None, status)
 
     def _check_budget(self, mixtures: Sequence[GaussianMixture]) -> None:
@@ -114,3 +114,7 @@ def pair_log_weights(structure: Structure, num_shards: int, left: Components, ri
         return jax.vmap(lambda b: weight(a, b))(right)
 
     return over_blocks(row, left, right.mean.size + right.precision.size).reshape(-1) + constant(num_shards, d)
+
+
+def _said(count: int) -> str:
+    return "exact: the product has one component." if count == 1 else f"exact: all {count:,} components of the product."
