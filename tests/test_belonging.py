@@ -18,6 +18,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 2)).astype(np.float32)
 ROWS = {"x": X, "y": (RNG.random(80) < 0.5).astype(np.int64)}
 FIRST, SECOND = ({name: column[m::2] for name, column in ROWS.items()} for m in range(2))
+QUICK = epvi.NVI(1, num_starts=2, num_draws=16)
 WIDE = {name: column.astype(np.float64) for name, column in SECOND.items()}
 
 
@@ -33,6 +34,7 @@ def model_with(scale=1.0, temperature=1.0):
     return model
 
 
+@epvi.Model
 def other_words(y, x):
     """The same model, written by someone else: another text, another distribution's name, a plate, a deterministic."""
     w = numpyro.sample("w", dist.MultivariateNormal(jnp.zeros(2), scale_tril=jnp.eye(2)))
@@ -49,14 +51,15 @@ def with_fixed(x, y=None, *, scale=1.0, levels=("a", "b")):
 @functools.cache
 def fitted(model, number=1, like="first"):
     rows = {"first": FIRST, "second": SECOND, "wide": WIDE}[like]
-    return epvi.fit_shard(model, rows, f"{number}/2", inference=epvi.NVI(1, num_starts=2, num_draws=16))
+    return epvi.fit_shard(model, rows, f"{number}/2", inference=QUICK)
 
 
-ONE = model_with()
+# One object, so that what is compiled for it is compiled once.
+ONE = epvi.Model(model_with())
 
 
 def test_the_same_rows_in_another_order_under_another_number_are_refused():
-    again = epvi.fit_shard(ONE, {name: column[::-1] for name, column in FIRST.items()}, "2/2")
+    again = epvi.fit_shard(ONE, {name: column[::-1] for name, column in FIRST.items()}, "2/2", inference=QUICK)
     refused(lambda: epvi.combine([fitted(ONE), again]), "shard 1 of 2 and shard 2 of 2 were fitted to the same rows")
 
 
@@ -173,7 +176,7 @@ def test_other_fixed_arguments_have_other_hashes(name):
 
 
 def values(model, rows):
-    made = epvi.Model(model)
+    made = model if isinstance(model, epvi.Model) else epvi.Model(model)
     return model_values(made.programs(rows), rows)
 
 
@@ -205,9 +208,9 @@ def test_the_prior_part_is_the_log_prior_and_its_slope():
 
 
 def test_labels_as_truth_values_and_as_numbers_are_one_model():
-    truth = epvi.fit_shard(ONE, SECOND | {"y": SECOND["y"] > 0}, "2/2")
+    truth = epvi.fit_shard(ONE, SECOND | {"y": SECOND["y"] > 0}, "2/2", inference=QUICK)
     assert epvi.combine([fitted(ONE), truth]).num_rows == 80
-    hidden = epvi.fit_shard(model_with(temperature=1.01), SECOND | {"y": SECOND["y"] > 0}, "2/2")
+    hidden = epvi.fit_shard(model_with(temperature=1.01), SECOND | {"y": SECOND["y"] > 0}, "2/2", inference=QUICK)
     refused(lambda: epvi.combine([fitted(ONE), hidden]), "whose likelihood differs")
 
 

@@ -56,7 +56,11 @@ def test_separable_rows_under_a_flat_prior_have_a_flat_direction(merge):
     assert epvi.fit_shard(PROPER, {"x": X, "y": separable}, "1/1", inference=inference).status.ok
 
 
-@pytest.mark.parametrize("structure", [epvi.Spherical(), epvi.Diagonal(), epvi.Full()], ids=str)
+@pytest.mark.parametrize(
+    "structure",
+    [*(pytest.param(s, marks=pytest.mark.slow) for s in (epvi.Spherical(), epvi.Diagonal())), epvi.Full()],
+    ids=str,
+)
 def test_a_column_that_is_another_one_twice_has_a_flat_direction(structure):
     x = np.column_stack([X, 2 * X[:, 0]])
     fit = epvi.fit_shard(FLAT, {"x": x, "y": Y}, "1/1", inference=epvi.NVI(2, structure))

@@ -33,10 +33,10 @@ def test_log_density_stays_finite_where_the_density_underflows(mixture):
 
 
 def test_many_points_in_blocks_give_the_same_as_one_by_one(mixture, monkeypatch):
-    theta = np.random.default_rng(2).normal(size=(50, D))
+    # A number of points that no other test has, so that it is compiled here, with small blocks.
+    theta = np.random.default_rng(2).normal(size=(53, D))
     expected = [float(mixture.log_density(point)) for point in theta]
     monkeypatch.setattr("epvi.mixture._BLOCK", 7 * K * D)
-    jax.clear_caches()
     np.testing.assert_allclose(mixture.log_density(theta), expected, rtol=1e-13)
 
 
@@ -205,6 +205,9 @@ def test_a_wider_structure_holds_the_same_mixture():
         mixture.to(Full()).to(Spherical())
 
 
+@pytest.mark.parametrize(
+    "mixture", ["full", *(pytest.param(s, marks=pytest.mark.slow) for s in ("spherical", "diagonal"))], indirect=True
+)
 def test_works_under_jit_vmap_and_grad(mixture):
     theta = np.random.default_rng(1).normal(size=(5, D))
     with jax.enable_x64(True):

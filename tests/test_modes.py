@@ -12,9 +12,11 @@ def test_the_quadrature_agrees_with_enumeration():
     assert abs(mass(multiply(shards, Exact())) - true_mass(shards)) < 1e-9
 
 
-@pytest.mark.parametrize("m", [*(pytest.param(m, marks=pytest.mark.slow) for m in (16, 64)), 200])
-def test_anchored_keeps_the_mode_mass(m):
-    assert misses(m, WAYS["Anchored"]).mean() <= 0.03
+@pytest.mark.parametrize(
+    ("m", "seeds"), [(200, 3), *(pytest.param(m, 10, marks=pytest.mark.slow) for m in (16, 64, 200))]
+)
+def test_anchored_keeps_the_mode_mass(m, seeds):
+    assert misses(m, WAYS["Anchored"], seeds).mean() <= 0.03
 
 
 @pytest.mark.slow
@@ -26,6 +28,7 @@ def test_the_whole_table():
     assert figures["Subset, pairs, R = 500"][-1] > 0.05
 
 
+@pytest.mark.slow
 def test_many_separate_modes_in_a_hundred_dimensions():
     """Eight modes per shard at the corners of a cube, 100 dimensions: the masses come out by 4 standard errors."""
     rng = np.random.default_rng(0)
@@ -78,6 +81,7 @@ def test_anchored_finds_the_best_ridge(condition, seed):
     assert np.all(np.abs(product.mixture.mean() - exact.mixture.mean()) < 0.2 * exact.mixture.sd())
 
 
+@pytest.mark.slow
 def test_anchored_keeps_a_wide_part_around_a_needle():
     """Every shard is N(0, I) and N(0, 1e-4 I) at one place, weighed so that the product has much of both."""
     narrow = np.exp((0.5 * np.log(1e-4) * 5 * 12 - 2.5) / 13)

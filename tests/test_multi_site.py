@@ -39,6 +39,7 @@ def test_limits_name_the_sites_whose_zeros_are_no_values(play):
     assert "epvi: column 'trestbps' of file 'rows.csv' has 1 value outside 50 to 300" in told["va"]
 
 
+@pytest.mark.slow
 def test_one_baseline_for_all_is_in_conflict_at_the_site_where_another_was_planted(play):
     run, work = play
     report = run.without_cholesterol(work)

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 from naive import STRUCTURES, random_mixture
 
-from epvi import Anchored, Chain, Exact, Full, GaussianMixture, Subset, multiply
+from epvi import Anchored, Chain, Exact, Full, GaussianMixture, Spherical, Subset, multiply
 
+SLOW = pytest.mark.slow
 WAYS = [Exact(), Chain(num_samples=100), Subset(num_samples=40), Anchored(num_samples=100)]
+# Every way is compiled anew for every structure; the widest is the hardest.
+FULL_FIRST = ["full", *(pytest.param(structure, marks=SLOW) for structure in STRUCTURES if structure != "full")]
 
 
 def finite(product):
@@ -19,8 +22,8 @@ def finite(product):
         assert np.isfinite(product.log_normaliser.value)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("structure", [pytest.param("spherical", marks=pytest.mark.slow), "diagonal"])
+@pytest.mark.parametrize("way", [pytest.param(way, marks=SLOW if isinstance(way, Chain) else ()) for way in WAYS])
+@pytest.mark.parametrize("structure", [pytest.param("spherical", marks=SLOW), "diagonal"])
 def test_two_thousand_dimensions(way, structure):
     rng = np.random.default_rng(0)
     mixtures = [random_mixture(rng, structure, 2, 2000) for _ in range(5)]
@@ -32,7 +35,7 @@ def test_two_thousand_dimensions(way, structure):
         np.testing.assert_allclose(product.mixture.log_density(theta), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("d", [500, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("d", [500, pytest.param(2000, marks=SLOW)])
 def test_hundreds_and_thousands_of_dimensions_full(d):
     rng = np.random.default_rng(0)
     factors = rng.normal(size=(2, d, 5))
@@ -76,7 +79,7 @@ def wild_shards(rng, m, k, spread):
     return mixtures, exact_in_many_digits(means, variances, weights)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 6))])
 @pytest.mark.parametrize("spread", [1e-6, 1.0, 1e6])
 def test_variances_over_24_orders_of_magnitude(seed, spread):
     mixtures, expected = wild_shards(np.random.default_rng(seed), 4, 3, spread)
@@ -89,9 +92,15 @@ def test_variances_over_24_orders_of_magnitude(seed, spread):
         np.abs(product.mixture.means[:, 0] - expected[:, 1]) <= 1e-9 * sd + 1e-15 * np.abs(expected[:, 1]) * 8
     )
     np.testing.assert_allclose(product.mixture.roots[:, 0] ** -2, expected[:, 2], rtol=1e-12)
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 6))])
+@pytest.mark.parametrize("spread", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("structure", [Full(), pytest.param(Spherical(), marks=SLOW)], ids=str)
+def test_sampled_products_are_finite_over_24_orders_of_magnitude(structure, spread, seed):
+    mixtures, _ = wild_shards(np.random.default_rng(seed), 4, 3, spread)
     for way in WAYS[1:]:
-        finite(multiply(mixtures, way))
-        finite(multiply([mixture.to(Full()) for mixture in mixtures], way))
+        finite(multiply([mixture.to(structure) for mixture in mixtures], way))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -112,7 +121,7 @@ def test_the_chain_sees_a_wide_rest_behind_a_narrow_component(seed):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", FULL_FIRST)
 def test_shards_ten_thousand_sds_apart(way, structure):
     rng = np.random.default_rng(1)
     mixtures = [random_mixture(rng, structure, 2, 3) for _ in range(6)]
@@ -134,7 +143,7 @@ def test_shards_ten_thousand_sds_apart(way, structure):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("structure", FULL_FIRST)
 def test_an_offset_of_a_million_sds_changes_nothing(way, structure):
     rng = np.random.default_rng(2)
     near = [random_mixture(rng, structure, 2, 3) for _ in range(6)]
@@ -149,7 +158,7 @@ def test_an_offset_of_a_million_sds_changes_nothing(way, structure):
     np.testing.assert_allclose(other.mixture.sd(), one.mixture.sd(), rtol=1e-8)
 
 
-@pytest.mark.parametrize("structure", ["spherical", pytest.param("diagonal", marks=pytest.mark.slow), "full"])
+@pytest.mark.parametrize("structure", FULL_FIRST)
 def test_a_million_steps_do_not_drift(structure):
     rng = np.random.default_rng(3)
     # One component a shard is a million times narrower: it comes and goes.

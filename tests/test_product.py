@@ -18,6 +18,21 @@ SIZES = [((2,), 3), ((3, 1), 2), ((2, 3, 4), 2), ((1, 1, 1), 4), ((2, 1, 5, 1, 3
 # One setting of each way where a few draws will do: every other one is compiled anew.
 FEW = [Exact(), Chain(num_samples=200), Subset(num_samples=50), Anchored(num_samples=200)]
 SLOW = pytest.mark.slow
+# Every size in the widest structure, and the smaller ones in all.
+ENUMERATED = [
+    *(
+        (structure, counts, d)
+        for structure in STRUCTURES
+        for counts, d in SIZES
+        if structure == "full" or len(counts) < 4
+    ),
+    *(
+        pytest.param(structure, counts, d, marks=SLOW)
+        for structure in STRUCTURES
+        for counts, d in (*SIZES, ((4,) * 6, 2))
+        if len(counts) > (5 if structure == "full" else 3)
+    ),
+]
 
 
 def shards(structure, counts, d, seed=0, spread=1.0):
@@ -25,8 +40,7 @@ def shards(structure, counts, d, seed=0, spread=1.0):
     return [random_mixture(rng, structure, k, d, spread) for k in counts]
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-@pytest.mark.parametrize(("counts", "d"), [*SIZES, pytest.param((4,) * 6, 2, marks=SLOW)])
+@pytest.mark.parametrize(("structure", "counts", "d"), ENUMERATED)
 def test_exact_is_the_papers_enumeration(structure, counts, d):
     mixtures = shards(structure, counts, d)
     log_ws, means, covariances = enumerate_product(mixtures)
@@ -51,9 +65,15 @@ def test_the_product_is_the_product_of_densities(structure):
     np.testing.assert_allclose(product.mixture.log_density(theta), expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("structure", [pytest.param("spherical", marks=SLOW), "diagonal", "full"])
+MANY = Chain(num_samples=20_000, num_chains=40, thin=24), Anchored(num_samples=4000)
+QUICK_SAMPLED = ((MANY[0], "diagonal"), (MANY[1], "full"))
+
+
+@pytest.mark.parametrize(
+    ("way", "structure"),
+    [pytest.param(*case, marks=() if case in QUICK_SAMPLED else SLOW) for case in itertools.product(MANY, STRUCTURES)],
+)
 @pytest.mark.parametrize("counts", [(4, 2, 3, 4, 1, 3), pytest.param((8, 8, 8, 8), marks=SLOW)])
-@pytest.mark.parametrize("way", [Chain(num_samples=20_000, num_chains=40, thin=24), Anchored(num_samples=4000)])
 def test_sampled_means_and_spreads_are_right_within_four_standard_errors(structure, counts, way):
     mixtures = shards(structure, counts, 2, seed=3)
     _, mean, covariance = product_moments(*enumerate_product(mixtures))
@@ -110,16 +130,18 @@ def test_subset_that_cuts_nothing_is_exact():
     np.testing.assert_allclose(np.sort(subset.mixture.log_weights), np.sort(exact.mixture.log_weights), atol=1e-10)
 
 
-def test_subset_gives_the_same_on_any_executor():
+def spawned():
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+@pytest.mark.parametrize("pool", [lambda: ThreadPoolExecutor(3), pytest.param(spawned, marks=SLOW)])
+def test_subset_gives_the_same_on_any_executor(pool):
     mixtures = shards("full", (4,) * 9, 2)
     alone = multiply(mixtures, Subset(num_samples=50), seed=3)
-    threads = ThreadPoolExecutor(3)
-    processes = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
-    for pool in (threads, processes):
-        with pool as executor:
-            together = multiply(mixtures, Subset(num_samples=50), seed=3, executor=executor)
-        assert np.array_equal(alone.mixture.means, together.mixture.means)
-        assert np.array_equal(alone.log_normaliser.value, together.log_normaliser.value)
+    with pool() as executor:
+        together = multiply(mixtures, Subset(num_samples=50), seed=3, executor=executor)
+    assert np.array_equal(alone.mixture.means, together.mixture.means)
+    assert np.array_equal(alone.log_normaliser.value, together.log_normaliser.value)
 
 
 def test_the_chain_visits_indices_in_proportion_to_their_weights():
@@ -150,7 +172,8 @@ def test_the_chain_visits_indices_in_proportion_to_their_weights():
     np.testing.assert_allclose(product.mixture.roots, exact.mixture.roots[codes], rtol=1e-12)
 
 
-def test_zero_weights_are_never_chosen_and_do_not_blind_the_diagnostics():
+def shards_with_zero_weights():
+    """Six shards with a component of weight 0, and the exact product of the same shards without it."""
     rng = np.random.default_rng(4)
     whole, without = [], []
     for _ in range(6):
@@ -158,12 +181,21 @@ def test_zero_weights_are_never_chosen_and_do_not_blind_the_diagnostics():
         keep = weights > 0
         whole.append(GaussianMixture.from_covariances(means, variances, weights))
         without.append(GaussianMixture.from_covariances(means[keep], variances[keep], weights[keep]))
-    exact = multiply(without, Exact())
+    return whole, multiply(without, Exact())
+
+
+def test_zero_weights_are_never_chosen_and_do_not_blind_the_diagnostics():
+    whole, exact = shards_with_zero_weights()
     np.testing.assert_allclose(multiply(whole, Exact()).log_normaliser.value, exact.log_normaliser.value, atol=1e-10)
     chain = multiply(whole, Chain(num_samples=4000, keep_index=True), seed=1)
     assert not np.any(chain.diagnostics.index == 1)
     assert chain.diagnostics.ess_log_weight < 4000
     assert 1 < chain.diagnostics.r_hat_log_weight < 1.5
+
+
+@pytest.mark.slow
+def test_zero_weights_do_not_harm_the_normaliser_of_anchored():
+    whole, exact = shards_with_zero_weights()
     anchored = multiply(whole, Anchored(), seed=1)
     assert abs(anchored.log_normaliser.value - exact.log_normaliser.value) < 5 * anchored.log_normaliser.standard_error
 
@@ -198,6 +230,7 @@ def test_shards_with_one_component_are_folded_without_a_trace():
     np.testing.assert_allclose(subset.log_normaliser.value, exact.log_normaliser.value, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_folding_many_narrow_shards_does_not_overflow():
     """The folded Gaussian carries a mass of about exp(5,000) as its weight."""
     rng = np.random.default_rng(0)
@@ -339,6 +372,10 @@ def test_bad_mixing_is_said():
     assert not chain.status.ok
     assert "Anchored()" in chain.status.text
     assert chain.diagnostics.r_hat_means > 1.1
+
+
+@pytest.mark.slow
+def test_a_small_effective_sample_size_is_said():
     few = multiply(shards("spherical", (8,) * 8, 30, spread=3.0), Anchored(num_samples=300, num_anchors=1, rounds=1))
     assert few.diagnostics.ess < 100
     assert not few.status.ok
@@ -352,11 +389,12 @@ factors = rng.normal(size=(20, 4, 9, 18))
 mixtures = [
     epvi.GaussianMixture.from_covariances(0.3 * rng.normal(size=(4, 9)), f @ np.swapaxes(f, 1, 2) / 18) for f in factors
 ]
-for seed in range(15):
+for seed in range(NUMBER):
     epvi.multiply(mixtures, epvi.Subset(), seed=seed)
 """
 
 
-def test_factorisations_of_full_covariances_do_not_wait_for_each_other():
+@pytest.mark.parametrize("number", [4, pytest.param(15, marks=SLOW)])
+def test_factorisations_of_full_covariances_do_not_wait_for_each_other(number):
     """A process of its own with a time limit, because a deadlock in XLA's threads cannot be interrupted."""
-    subprocess.run([sys.executable, "-c", MANY_PRODUCTS], check=True, timeout=300)
+    subprocess.run([sys.executable, "-c", f"NUMBER = {number}\n{MANY_PRODUCTS}"], check=True, timeout=300)
