@@ -10,10 +10,10 @@ demo: $(READY)
 	$(RUN)/python examples/demo.py
 
 test: $(READY)
-	$(RUN)/pytest -n 2 -m "not slow"
+	$(RUN)/pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: $(READY)
-	$(RUN)/pytest -n 2
+	$(RUN)/pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(RUN)/ruff check
