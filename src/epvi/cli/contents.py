@@ -89,7 +89,7 @@ def numbers(mixture: "GaussianMixture", space: "Space") -> dict[str, Any]:
 
 def _made_of(made: "Provenance") -> list[tuple[str, str]]:
     lines = [("model", f"{made.model}, recognised by what it computes at fixed points and made-up rows:")]
-    lines.append(("", f"log prior {_numbers(made.prior_values)}"))
+    lines.append(("", f"log prior, and then its slopes, {_numbers(made.prior_values)}"))
     lines.append(("", f"log likelihood {_numbers(made.row_values)}"))
     lines += [("fixed argument", f"{name}, hash {digest}") for name, digest in made.fixed.items()]
     for name, sources in made.columns.items():

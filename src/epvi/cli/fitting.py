@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import Verb, about_fit, about_posterior, busy, give, size_of
+from epvi.cli.output import Verb, about_fit, about_posterior, busy, counted, give, size_of
 
 
 @click.command(cls=Verb)
@@ -90,7 +90,7 @@ def shard(context: click.Context, model: str, **said: Any) -> None:
     """
     made = _from_study(context, model, said) if model.endswith(".toml") else _from_options(context, model, said)
     path = made.save(said["output"])
-    rows = "no rows" if made.is_stand_in else f"{made.num_rows:,} rows"
+    rows = counted(made.num_rows, "row")
     words = (
         f"Shard {made.label}: {rows}, {made.prior} of the prior. {made.status}\n"
         f"Wrote {path} ({size_of(path)}); epvi show {path} prints all that is in it."

@@ -65,6 +65,11 @@ def busy(doing: str) -> Iterator[None]:
         yield
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things in words: no rows, 1 row, 2,000 rows."""
+    return f"no {what}s" if number == 0 else f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def size_of(path: Path) -> str:
     """A file's size in words."""
     size = path.stat().st_size

@@ -72,6 +72,11 @@ def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
         for other, held in found.items():
             if held == one:
                 raise EpviError(f"{other} and {path} hold the same statistics, which would count twice: leave one out.")
+            strange = sorted(set(held.columns) ^ set(one.columns))
+            if strange:
+                raise EpviError(
+                    f"column {strange[0]!r} is in one of {other} and {path}: pool files of the same columns."
+                )
         found[path] = one
     pooled = pool_stats(list(found.values()))
     constants = pooled.constants()
