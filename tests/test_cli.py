@@ -199,7 +199,10 @@ def test_a_mistake_is_a_sentence_and_nothing_is_written(name, folder):
 WRONG = {
     "no rows named": (("shard", "model.py:linear", "--shard", "1/3", "-o", "new.epvi"), "Missing option '--rows'"),
     "no shard named": ((*SHARD[:-4], "-o", "new.epvi"), "Missing option '--shard'"),
-    "no file to write": (SHARD[:-2], "Missing option '-o'"),
+    "no file to write": (
+        ("fit", "model.py:linear", "--rows", "s1.csv", *COLUMNS, "--shards", "2"),
+        "Missing option '-o'",
+    ),
     "no file to combine into": (("combine", "s1.epvi"), "Missing option '-o' / '--output' .or --check"),
     "no such option": ((*SHARD, "--nosuch"), "No such option.*--nosuch"),
     "no such family": ((*SHARD, "--covariance", "round"), "'round' is not one of"),

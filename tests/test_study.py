@@ -362,3 +362,13 @@ def test_lists_and_files_of_numbers_are_arrays_to_a_model(folder):
     (folder / "study.toml").write_text(STUDY + '\n[fixed]\nsd = "@nothing.npy"\n')
     said = call("shard", "study.toml", "--rows", "north.csv", "--shard", "north", "-o", "n.epvi", code=1).stderr
     assert "sd cannot be read from" in said
+
+
+def test_a_shard_needs_the_study_and_its_rows_and_nothing_else(folder):
+    said = call_json("shard", "study.toml", "--shard", "2/3", "--rows", "south.csv")
+    assert said["file"] == "shard-2-of-3.epvi"
+    assert epvi.load("shard-2-of-3.epvi").label == "2 of 3 (south)"
+    (folder / "shard-3-of-3.epvi").write_text("notes")
+    refusal = call("shard", "study.toml", "--shard", "west", "--rows", "west.csv", code=1).stderr
+    assert "shard-3-of-3.epvi is there already and epvi did not write it" in refusal
+    assert (folder / "shard-3-of-3.epvi").read_text() == "notes"

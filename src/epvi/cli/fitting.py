@@ -1,11 +1,13 @@
 """Verbs that need rows: `fit` and `shard`."""
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from epvi.cli import options
 from epvi.cli.output import Verb, about_fit, about_posterior, busy, counted, give, size_of
+from epvi.cli.writing import check_kind
 
 
 @click.command(cls=Verb)
@@ -71,7 +73,7 @@ def fit(model: str, **said: Any) -> None:
 @options.fixed
 @options.inference
 @options.seed
-@options.output("shard")
+@options.output("shard", required=False, default="shard-3-of-6.epvi")
 @options.as_json
 @click.pass_context
 def shard(context: click.Context, model: str, **said: Any) -> None:
@@ -82,14 +84,14 @@ def shard(context: click.Context, model: str, **said: Any) -> None:
     \b
     Examples:
       epvi shard model.py:logistic --rows site3.csv --x age,chol --y num --shard 3/6 -o site-3.epvi
-      epvi shard study.toml --rows site3.csv --shard 3/6 -o site-3.epvi
+      epvi shard study.toml --rows site3.csv --shard 3/6             (writes shard-3-of-6.epvi)
       epvi shard study.toml --rows site1.csv --shard 1/6 --prior 2/6 -o site-1.epvi    (carries a missing site's share)
       epvi shard study.toml --no-rows --shard 3/6 -o site-3.epvi                        (until site 3's rows come)
 
     Nothing but the file leaves the site: epvi show site-3.epvi prints all that is in it.
     """
     made = _from_study(context, model, said) if model.endswith(".toml") else _from_options(context, model, said)
-    path = made.save(said["output"])
+    path = made.save(said["output"] or _named_after(made.shard, made.num_shards))
     rows = counted(made.num_rows, "row")
     words = (
         f"Shard {made.label}: {rows}, {made.prior} of the prior. {made.status}\n"
@@ -100,6 +102,19 @@ def shard(context: click.Context, model: str, **said: Any) -> None:
     give(said["as_json"], {**about_fit(made), "file": str(path)}, words)
 
 
+def _named_after(shard: int, num_shards: int) -> Path:
+    """The file of a shard whose name was not said."""
+    return Path(f"shard-{shard}-of-{num_shards}.epvi")
+
+
+def _check_default(said: dict[str, Any], number: str) -> None:
+    """Refuse before the work to replace something else by a file whose name was not said."""
+    if said["output"] is None:
+        from epvi.site.shard import parse_shard
+
+        check_kind(_named_after(*parse_shard(number)), "shard")
+
+
 def _from_study(context: click.Context, path: str, said: dict[str, Any]) -> Any:
     options.refuse_settled(context, path, "components", "covariance", "no_merge", "max_sweeps", "seed")
     if said["no_rows"] == bool(said["rows"]):
@@ -107,6 +122,7 @@ def _from_study(context: click.Context, path: str, said: dict[str, Any]) -> Any:
     from epvi.study import load_study
 
     study = load_study(path)
+    _check_default(said, study.shard(said["which"])[0])
     with busy(f"fitting shard {said['which']} of {study.name}"):
         if said["no_rows"]:
             return study.stand_in(said["which"], said["prior"])
@@ -123,6 +139,7 @@ def _from_options(context: click.Context, model: str, said: dict[str, Any]) -> A
             context, "components", "covariance", "no_merge", "max_sweeps", why="--no-rows makes one Gaussian"
         )
     rows = options.make_rows(said)
+    _check_default(said, said["which"])
     from epvi.references import model_named
     from epvi.site import fit_shard, stand_in
 

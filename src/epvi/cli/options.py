@@ -38,13 +38,13 @@ fixed = click.option(
 )
 
 
-def output(kind: str, *, required: bool = True) -> Callable[[F], F]:
+def output(kind: str, *, required: bool = True, default: str = "") -> Callable[[F], F]:
     """The file to write; refused before any work is done when it cannot be written, or would replace something else."""
 
     def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
         return path if path is None else check_kind(path, kind)
 
-    said = f"The file to write the {kind} to."
+    said = f"The file to write the {kind} to{f'; {default}, say, unless told' if default else ''}."
     return click.option("-o", "--output", required=required, type=PATH, callback=check, help=said)
 
 
