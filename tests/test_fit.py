@@ -316,3 +316,12 @@ def test_float32_rows_give_the_same_posterior_within_their_accuracy():
 def test_bad_settings_are_refused(settings, said, untyped):
     with pytest.raises(epvi.EpviError, match=said):
         epvi.fit(logistic, ROWS, **{"inference": QUICK, **settings})
+
+
+def test_shards_of_one_table_may_hold_the_same_values():
+    rows = {"x": np.ones((8, 1)), "y": np.tile([0.0, 1.0], 4)}
+    posterior = epvi.fit(logistic, rows, 4, shuffle=False, executor=1, inference=epvi.NVI(1, num_starts=4))
+    assert len({fit.made_of.rows for fit in posterior.fits}) == 1
+    assert posterior.num_rows == 8
+    with pytest.raises(epvi.EpviError, match="were fitted to the same rows"):
+        epvi.combine(posterior.fits)

@@ -22,7 +22,7 @@ import numpy as np
 from epvi import pool
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
-from epvi.hub.combine import combine
+from epvi.hub.combine import multiplied
 from epvi.hub.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.progress import ShardProgress
@@ -138,7 +138,7 @@ def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: Sh
         others = f" So it was with {len(bad) - 1} more." if len(bad) > 1 else ""
         raise ShardError(f"shard {bad[0].label} did not end well: {bad[0].status}{others}{_kept(good)}", good)
     bar.say("multiplying")
-    posterior = combine(fits, product, seed=seed)
+    posterior = multiplied(fits, product, seed)
     bar.say("done")
     return posterior
 

@@ -4,7 +4,7 @@ Takes the fits of all shards in any order; checks that their shares make up the 
 parameters into one order, and multiplies the mixtures.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import jax
 
@@ -30,9 +30,15 @@ def combine(
     """
     fits = _sorted(fits)
     check_belonging(fits, accept_unconverged=accept_unconverged)
-    mixtures = [fit.mixture for fit in fits]
-    if fits[0].space.exchangeable:
-        mixtures = aligned(fits[0].space, mixtures)
+    return multiplied(fits, product, seed)
+
+
+def multiplied(fits: Sequence[ShardFit], product: Product | None, seed: Seed) -> Posterior:
+    """The same for sorted fits that are known to belong together, such as those of one split of one table.
+
+    There, shards of few rows can hold the same values and still be different rows.
+    """
+    mixtures = aligned(fits[0].space, [fit.mixture for fit in fits])
     key = as_key(seed)
     made = multiply(mixtures, product, seed=jax.random.fold_in(key, _PRODUCT_KEY))
     return Posterior(made, fits[0].space, tuple(fits), Choices(product, tuple(jax.random.key_data(key).tolist())))
