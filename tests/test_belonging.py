@@ -12,7 +12,7 @@ from sentences import refused
 
 import epvi
 from epvi.handover import Provenance
-from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
+from epvi.site.fingerprint import _mixed, hash_fixed, hash_rows, model_values
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 2)).astype(np.float32)
@@ -115,6 +115,65 @@ def test_labels_swapped_between_rows_of_a_plan_of_few_values_never_collide():
     labels = [RNG.permutation(np.arange(64) % 2) for _ in range(2000)]
     counts = {tuple(np.add.reduceat(y, np.arange(0, 64, 4))) for y in labels}
     assert len({hash_rows({"x": x, "y": y}, "") for y in labels}) == len(counts)
+
+
+def tables():
+    """Rows of all kinds of shapes, in more than one block, with values that all of these types can hold."""
+    for n, tail in ((1, ()), (300, (1,)), (40_000, (7,)), (7_000, (2, 3, 3)), (700, (1000,)), (9, (0,))):
+        yield {"x": RNG.integers(0, 2, (n, *tail)), "y": RNG.integers(0, 2, n)}
+
+
+def test_the_hash_of_rows_does_not_depend_on_types_order_or_memory(tmp_path):
+    for rows in tables():
+        made = hash_rows(rows, "key")
+        for kind in (bool, np.int8, np.uint64, np.float16, np.float32, np.float64, np.longdouble):
+            assert hash_rows(rows | {"x": rows["x"].astype(kind)}, "key") == made
+        assert hash_rows(rows | {"x": np.asfortranarray(rows["x"])}, "key") == made
+        order = RNG.permutation(len(rows["y"]))
+        assert hash_rows({name: column[order] for name, column in rows.items()}, "key") == made
+        np.save(tmp_path / "x.npy", rows["x"].astype(np.float32))
+        if rows["x"].size:
+            assert hash_rows(rows | {"x": np.load(tmp_path / "x.npy", mmap_mode="r")}, "key") == made
+
+
+def test_any_value_changed_in_any_place_changes_the_hash():
+    for rows in tables():
+        x = RNG.normal(size=rows["x"].shape)
+        made = {hash_rows(rows | {"x": x}, "key")}
+        places = RNG.choice(x.size, min(x.size, 12), replace=False)
+        for place in places:
+            moved = x.copy()
+            moved.flat[place] = np.nextafter(moved.flat[place], 9)
+            made.add(hash_rows(rows | {"x": moved}, "key"))
+        assert len(made) == 1 + len(places)
+
+
+def test_every_float64_has_a_hash_of_its_own():
+    small, large = 5e-324 * 0x3F800000, 2.0 * float(np.finfo(np.float32).max)
+    values = [0, 1, 1 / 3, np.float32(1 / 3), small, -small, 5e-324, 1e-45, 1e-40, 1e-300, large, -large, 1e300, 2**53]
+    for num in (1, 2, 3):
+        assert len({hash_rows({"x": np.full((4, num), value, np.float64)}, "") for value in values}) == len(values)
+        assert hash_rows({"x": np.full((4, num), 2**53)}, "") == hash_rows({"x": np.full((4, num), 2.0**53)}, "")
+
+
+def test_rows_with_and_without_values_that_float32_rounds_are_one_table_in_any_order():
+    x = np.where(RNG.random((500, 3)) < 0.2, 1 / 3, np.arange(3.0))
+    made = hash_rows({"x": x}, "key")
+    assert hash_rows({"x": x[np.argsort(x[:, 0])]}, "key") == made
+    assert hash_rows({"x": x.astype(np.float32)}, "key") != made
+    parts = {hash_rows({"x": part}, "key") for part in (x[:, [1, 0, 2]], x[1:], x[[0, *range(500)]])}
+    assert len(parts | {made}) == 4
+
+
+def test_what_a_label_adds_to_the_sum_over_rows_differs_from_row_to_row():
+    """Were the sum's change for a label of 1 the same in two rows, their labels could be swapped unseen."""
+    x = np.arange(2000.0, dtype=np.float32)
+    changes = np.array(
+        [_mixed([x[i : i + 1], np.ones(1)]) - _mixed([x[i : i + 1], np.zeros(1)]) for i in range(len(x))]
+    )
+    # 2000 rows have 2·10⁶ pairs, and 48 bits 2.8·10¹⁴ values: of chance alone, one pair in 10⁸ such tests.
+    for part in (changes & np.uint64(2**48 - 1), changes >> np.uint64(16)):
+        assert [len(np.unique(lane)) for lane in part.T] == [2000, 2000]
 
 
 OTHER_MODELS = {

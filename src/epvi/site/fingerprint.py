@@ -8,7 +8,8 @@ hash that does not depend on their order; without the key nobody can test a gues
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,9 +22,10 @@ from epvi.site.rows import Columns
 
 _POINTS = 3
 _GOLDEN = 0.6180339887498949
-# Rows hashed at a time, few enough to stay in the processor's cache.
-_BLOCK = 2**15
+# Values hashed at a time, few enough to stay in the processor's cache; what a row takes besides; rows at least.
+_VALUES, _BESIDES, _FEWEST = 2**18, 8, 2**8
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_HALF = np.uint64(32)
 
 
 def model_values(programs: Programs, columns: Columns) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -78,35 +80,81 @@ def _canonical(value: Any) -> bytes:
 
 
 def hash_rows(columns: Columns, key: str) -> str:
-    """A keyed hash of the rows that is the same in any order of rows, and for float32 and float64 of one value."""
+    """A keyed hash of the rows: the same in any order of rows, and whatever types of numbers hold the same values."""
     names = sorted(columns)
     n = len(columns[names[0]])
-    total = [0, 0]
-    for start in range(0, n, _BLOCK):
+    block = max(_FEWEST, _VALUES // (_BESIDES + sum(math.prod(columns[name].shape[1:]) for name in names)))
+    total = np.zeros(2, np.uint64)
+    for start in range(0, n, block):
         # The sum over rows of a mix of each row's numbers: the same in any order.
-        for lane, odd in enumerate(_ODD):
-            mixed = np.full(min(_BLOCK, n - start), odd, np.uint64)
-            for name in names:
-                _mix(mixed, columns[name][start : start + _BLOCK], odd)
-            total[lane] += int(np.sum(_finished(mixed), dtype=np.uint64))
-    said = repr((n, names, [columns[name].shape[1:] for name in names], [part % 2**64 for part in total]))
+        total += _mixed([columns[name][start : start + block] for name in names])
+    said = repr((n, names, [columns[name].shape[1:] for name in names], total.tolist()))
     digest = hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()[:32]
     # Sites with different keys would never find the same rows: four digits tell keys apart, and tell nobody the key.
     return hmac.new(key.encode(), b"key", hashlib.sha256).hexdigest()[:4] + digest
 
 
-def _mix(mixed: np.ndarray, column: np.ndarray, odd: np.uint64) -> None:
-    # Here too 0.0 and −0.0 are the same.
-    numbers = np.asarray(column, np.float64).reshape(len(column), -1) + 0.0
-    for word in np.ascontiguousarray(numbers.T).view(np.uint64):
-        mixed ^= word
-        mixed *= odd
-        mixed ^= mixed >> np.uint64(29)
-
-
-def _finished(mixed: np.ndarray) -> np.ndarray:
-    """Every bit of a row's mix spread over all bits: else labels swapped between rows could leave the sum as it was."""
+def _mixed(blocks: list[np.ndarray]) -> np.ndarray:
+    """Two lanes of 64 bits, each summed over rows: a row's words mixed one after the other, and the sum on that way."""
+    lanes = np.empty((2, len(blocks[0])), np.uint64)
+    lanes.T[:] = _ODD
+    for block in blocks:
+        for rows, words in _words(block):
+            some = lanes[:, rows]
+            last, way = some
+            for word in words.T:
+                last ^= word
+                last *= _ODD[0]
+                last ^= last >> _HALF
+                way += last
+            lanes[:, rows] = some
+    # Every bit of a row spread over all bits: else labels swapped between rows could leave the sum as it was.
     for odd in _ODD:
-        mixed ^= mixed >> np.uint64(32)
-        mixed *= odd
-    return mixed ^ (mixed >> np.uint64(32))
+        lanes *= odd
+        lanes ^= lanes >> _HALF
+    return np.add.reduce(lanes, axis=1)
+
+
+def _words(block: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
+    """Some of the rows, and their values as words of 64 bits that depend on nothing but the values.
+
+    Two values share a word where all of a row's are those of float32, as most are; otherwise each has one. Adding zero
+    makes 0.0 of −0.0, which are equal and have other bits.
+    """
+    values = block.reshape(len(block), -1)
+    if np.can_cast(values.dtype, np.float32):
+        yield slice(None), _pairs(values)
+        return
+    wide = np.add(values, 0.0, dtype="<f8")
+    short = _in_float32(wide)
+    if np.all(short):
+        yield slice(None), _pairs(wide)
+    elif not np.any(short):
+        yield slice(None), _singles(wide)
+    else:
+        yield short, _pairs(wide[short])
+        yield ~short, _singles(wide[~short])
+
+
+def _pairs(values: np.ndarray) -> np.ndarray:
+    num = values.shape[1]
+    pairs = np.empty((len(values), num + num % 2), "<f4")
+    pairs[:, num:] = 0
+    np.add(values, 0.0, out=pairs[:, :num], dtype=np.float32, casting="same_kind")
+    return pairs.view("<u8")
+
+
+def _singles(wide: np.ndarray) -> np.ndarray:
+    # Inverted, for numbers near 5e−324 have the bits of a single float32 and a zero.
+    return np.invert(wide.view("<u8"))
+
+
+def _in_float32(wide: np.ndarray) -> np.ndarray:
+    """Which rows have no value that float32 has to round."""
+    short = np.ones(len(wide), bool)
+    with np.errstate(over="ignore"):
+        for value in wide.T:
+            short &= value.astype(np.float32) == value
+            if not np.any(short):
+                break
+    return short
