@@ -23,7 +23,7 @@ from epvi.site.rows import Columns
 _POINTS = 3
 _GOLDEN = 0.6180339887498949
 # Values hashed at a time, few enough to stay in the processor's cache; what a row takes besides; rows at least.
-_VALUES, _BESIDES, _FEWEST = 2**18, 8, 2**8
+_VALUES, _BESIDES, _FEWEST = 2**19, 8, 2**8
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF = np.uint64(32)
 
@@ -138,6 +138,8 @@ def _words(block: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
 
 def _pairs(values: np.ndarray) -> np.ndarray:
     num = values.shape[1]
+    if num == 1:
+        return np.add(values, 0.0, dtype="<f4", casting="same_kind").view("<u4").astype("<u8")
     pairs = np.empty((len(values), num + num % 2), "<f4")
     pairs[:, num:] = 0
     np.add(values, 0.0, out=pairs[:, :num], dtype=np.float32, casting="same_kind")
