@@ -154,7 +154,7 @@ def _singles(wide: np.ndarray) -> np.ndarray:
 def _in_float32(wide: np.ndarray) -> np.ndarray:
     """Which rows have no value that float32 has to round."""
     short = np.ones(len(wide), bool)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", under="ignore"):
         for value in wide.T:
             short &= value.astype(np.float32) == value
             if not np.any(short):
