@@ -7,7 +7,7 @@ from scipy.stats import multivariate_normal
 
 import epvi
 from epvi.site.elbo import base_draws, draw_from, with_best_weights
-from epvi.site.newton import climb
+from epvi.site.newton import Precision, climb
 from epvi.site.overlap import (
     best_covariances,
     covariance_gradient,
@@ -141,7 +141,7 @@ def rosenbrock(x):
 
 def test_newton_climbs_a_curved_valley_from_many_starts_at_once():
     starts = np.array([[-1.2, 1.0], [3.0, -4.0], [0.0, 0.0], [5.0, 5.0]])
-    ended = climb(rosenbrock, starts, tolerance=1e-12, floor=1e-12)
+    ended = climb(rosenbrock, starts, Precision(1e-12, 1e-12))
     assert ended.converged.all()
     np.testing.assert_allclose(ended.points, 1.0, atol=1e-5)
 
@@ -152,7 +152,7 @@ def test_newton_leaves_a_start_that_is_not_finite_and_a_maximum_at_infinity():
         value = np.where(t < -5, -np.inf, -np.exp(-t))
         return value, np.exp(-t)[:, None], -np.exp(-t)[:, None, None]
 
-    ended = climb(one_sided, np.array([[-9.0], [0.0]]), tolerance=0.0, floor=1e-12, max_steps=30)
+    ended = climb(one_sided, np.array([[-9.0], [0.0]]), Precision(0.0, 1e-12), 30)
     assert not ended.converged.any()
     assert ended.points[0, 0] == -9.0
     assert ended.points[1, 0] > 20

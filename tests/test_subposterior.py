@@ -11,7 +11,8 @@ import numpyro.distributions as dist
 import pytest
 
 from epvi import EpviError, Model
-from epvi.site.density import Programs, Subposterior, block_size
+from epvi.site.density import Subposterior, block_size
+from epvi.site.programs import Programs
 
 SHARE, BLOCK, D = Fraction(1, 3), 8, 4
 
@@ -66,7 +67,7 @@ def test_blocks_sum_to_the_formula(programs, n):
     rows = rows_of(n)
     value, gradient, hessian = expected(POINTS, rows)
     sub = Subposterior.of(programs, rows, SHARE, BLOCK)
-    assert (sub.dim, sub.num_rows, len(sub.blocks)) == (D, n, math.ceil(n / BLOCK))
+    assert (sub.dim, sub.num_rows) == (D, n)
     first, full, diagonal = sub.gradient(POINTS), sub.full(POINTS), sub.diagonal(POINTS)
     for curve in (first, full, diagonal):
         np.testing.assert_allclose(curve.value, value, rtol=1e-12)
@@ -117,8 +118,8 @@ def test_a_random_part_of_the_rows_is_right_on_average(programs):
     at = whole.gradient(POINTS[:1])
     drawn = []
     for _ in range(60):
-        thin = whole.thinned(rows, 50, rng)
-        assert (thin.num_rows, thin.passes, len(thin.blocks)) == (50, 0, 1)
+        thin = whole.thinned(50, rng)
+        assert (thin.num_rows, thin.passes, thin.weight) == (50, 0, 4)
         curve = thin.gradient(POINTS[:1])
         drawn.append(np.concatenate([curve.value, curve.gradient[0]]))
     mean, error = np.mean(drawn, axis=0), np.std(drawn, axis=0, ddof=1) / math.sqrt(60)
@@ -126,7 +127,7 @@ def test_a_random_part_of_the_rows_is_right_on_average(programs):
     # The first coordinate's gradient has no part in the likelihood, so it does not vary.
     assert np.all(np.abs(mean - exact) <= 4 * error + 1e-10)
     assert np.all(error[2:] > 0)
-    every = whole.thinned(rows, 200, rng).gradient(POINTS[:1])
+    every = whole.thinned(200, rng).gradient(POINTS[:1])
     np.testing.assert_allclose(every.value, at.value, rtol=1e-12)
 
 
@@ -146,12 +147,13 @@ def test_padding_turns_no_infinity_into_nan():
 def test_blocks_fit_the_cache_and_the_shard(programs):
     rows = rows_of(20)
     for n, most in ((1, 1), (2, 2), (100, 128), (10**7, 2**14)):
-        assert block_size(programs.target, rows, n, 1) == most
+        assert block_size(programs, rows, n, 1) == most
     for points in (1, 10, 1000, 10**6):
-        size = block_size(programs.target, rows, 10**7, points)
+        size = block_size(programs, rows, 10**7, points)
         assert 64 <= size <= 2**14
         assert size & (size - 1) == 0
-    assert block_size(programs.target, rows, 10**7, 1000) < block_size(programs.target, rows, 10**7, 10)
+    general = Programs(Model(observing(lambda b, y: (dist.Normal(b, 1.0), y))).on({"y": np.ones(20)}))
+    assert block_size(general, {"y": np.ones(100)}, 10**7, 1000) < block_size(general, {"y": np.ones(100)}, 10**7, 10)
 
 
 def observing(site):
@@ -207,11 +209,10 @@ def test_rows_that_some_parameters_can_have_made_are_taken():
     }
     for site, y in sites.values():
         programs = Programs(Model(observing(site)).on({"y": y}))
-        made = Subposterior.of(programs, {"y": y}, SHARE, BLOCK)
-        made.refuse_outside()
+        Subposterior.of(programs, {"y": y}, SHARE, BLOCK).refuse_outside()
         with jax.enable_x64(True):
-            counts = [int(count) for block in made.blocks for count in programs.outside()(*block).values()]
-        assert sum(counts) == 0
+            counts = programs.outside()({"y": y}, np.ones(len(y)))
+        assert sum(int(count) for count in counts.values()) == 0
 
 
 def test_rows_that_are_masked_may_hold_anything():

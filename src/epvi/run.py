@@ -80,7 +80,7 @@ def fit(
     table, split = _split(model, rows, shards, by, shuffle, key)
     programs = model.programs(table.columns)
     programs.target.check(table.columns)
-    size = block_size(programs.target, table.columns, split.largest, inference.points_at_once)
+    size = block_size(programs, table.columns, split.largest, inference.points_at_once)
     key_data = np.asarray(jax.random.key_data(key))
     plan = Plan(inference, size, key_data, provenance(model, programs, table), table.hash_key)
     job = Job(_as_bytes(model), plan, None)

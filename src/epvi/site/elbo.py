@@ -18,11 +18,15 @@ _WEIGHT_STEPS = 500
 
 
 class Drawn(NamedTuple):
-    """Weighted Gaussians with f and every component's log density at draws of each: (K, s) and (K, s, K)."""
+    """Weighted Gaussians with f and every component's log density at draws of each: (K, s) and (K, s, K).
+
+    `doubt` is the standard error of f itself, on average, where that is an estimate.
+    """
 
     log_weights: Float[np.ndarray, " K"]
     f: Float[np.ndarray, "K s"]
     logs: Float[np.ndarray, "K s K"]
+    doubt: float = 0.0
 
     def ratios(self) -> Float[np.ndarray, "K s"]:
         """f − log q at the draws."""
@@ -33,7 +37,8 @@ class Drawn(NamedTuple):
         averages = np.exp(self.log_weights) @ self.ratios()
         half = len(averages) // 2
         pairs = 0.5 * (averages[:half] + averages[half:])
-        return Estimate(np.asarray(np.mean(pairs)), np.asarray(np.std(pairs, ddof=1) / np.sqrt(half)))
+        error = np.hypot(np.std(pairs, ddof=1) / np.sqrt(half), self.doubt)
+        return Estimate(np.asarray(np.mean(pairs)), np.asarray(error))
 
     def log_evidence(self) -> float:
         """log ∫ exp f by importance sampling from q; never much below the bound, and far above it where q is poor."""
@@ -50,7 +55,15 @@ def base_draws(rng: np.random.Generator, num_draws: int, d: int) -> Float[np.nda
 def draw_from(
     f: Callable[[np.ndarray], np.ndarray], family: Family, means: np.ndarray, covariances: np.ndarray, z: np.ndarray
 ) -> Drawn:
-    """Draw from each Gaussian, with equal weights for a start."""
+    """Draw from each Gaussian, with equal weights for a start; f takes points (n, d)."""
+    draws, drawn = draws_of(family, means, covariances, z)
+    return drawn._replace(f=f(draws.reshape(-1, means.shape[1])).reshape(draws.shape[:2]))
+
+
+def draws_of(
+    family: Family, means: np.ndarray, covariances: np.ndarray, z: np.ndarray
+) -> tuple[Float[np.ndarray, "K s d"], Drawn]:
+    """Draws of each Gaussian, and all but f there."""
     k, d = means.shape
     precisions, log_dets = family.inverse(covariances, d)
     roots = family.root(precisions)
@@ -58,7 +71,7 @@ def draw_from(
     delta = draws[:, :, None] - means
     squares = np.sum(delta * family.apply(precisions, delta), axis=-1)
     logs = -0.5 * (squares + log_dets + d * _LOG_2PI)
-    return Drawn(np.full(k, -np.log(k)), f(draws.reshape(-1, d)).reshape(k, len(z)), logs)
+    return draws, Drawn(np.full(k, -np.log(k)), np.full(draws.shape[:2], np.nan), logs)
 
 
 def with_best_weights(drawn: Drawn) -> Drawn:

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from epvi.float64 import promotion_allowed
-from epvi.site.density import Programs
 from epvi.site.inspection import FEW
+from epvi.site.programs import Programs
 from epvi.site.rows import Columns
 
 _POINTS = 3

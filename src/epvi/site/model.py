@@ -19,8 +19,8 @@ from numpyro.distributions.distribution import MaskedDistribution
 from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.handover import Provenance
-from epvi.site.density import Programs
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
+from epvi.site.programs import Programs
 from epvi.site.recipe import read_rows
 from epvi.site.replies import Groups, density_replies, function_replies, same_coding, same_space
 from epvi.site.rows import Columns

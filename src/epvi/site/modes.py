@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 
 from epvi.alignment import order_like
 from epvi.site.density import Subposterior
-from epvi.site.newton import climb, eigen_of
+from epvi.site.newton import Precision, climb, eigen_of
 from epvi.space import Space
 
 # Two climbs ended in the same mode when they are nearer than this, in its standard deviations.
@@ -23,23 +23,25 @@ _LEAST_LOG_MASS = -20.0
 _MOST_STEPS = 60
 # Newton's method is used up to this many coordinates (of all points together), L-BFGS above.
 MOST_SECOND_ORDER = 800
-
-
-class Precision(NamedTuple):
-    """How finely the rows' arithmetic resolves: when to stop, and the least curvature told from zero."""
-
-    tolerance: float
-    floor: float
+# On a tall shard, where every pass is dear, up to this many: a Hessian costs d times a gradient there. Above it the
+# curvature of a part of the rows stands in for that of all.
+MOST_ON_TALL = 128
+# A whitened climb ends when this many nats are left to gain.
+_LEFT = 1e-4
 
 
 class Modes(NamedTuple):
-    """Modes with values, what is left of the gradient, and curvatures −H: (G, d, d), or (G, d) when d is large."""
+    """Modes with values, what is left of the gradient, and curvatures −H: (G, d, d), or (G, d) when d is large.
+
+    `concave` tells whether the density was log-concave wherever the climb was.
+    """
 
     points: Float[np.ndarray, "G d"]
     value: Float[np.ndarray, " G"]
     gradient: Float[np.ndarray, "G d"]
     curvature: np.ndarray
     converged: Bool[np.ndarray, " G"]
+    concave: Bool[np.ndarray, " G"]
 
     def log_mass(self) -> Float[np.ndarray, " G"]:
         """Laplace's approximation, up to a constant: f − ½ log|−H|."""
@@ -55,26 +57,29 @@ def second_order(num_points: int, d: int) -> bool:
 
 
 def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, precision: Precision) -> Modes:
-    """Climb from every start, `num_points` at a time, and keep at most `num_points` different ends."""
+    """Climb from every start, `num_points` at a time, and keep at most `num_points` different ends.
+
+    When the first climbs all end in one mode and met no curvature but that of a maximum, the other starts are spared.
+    """
     space = subposterior.programs.target.space
-    found = [climb_to(subposterior, starts[i : i + num_points], precision) for i in range(0, len(starts), num_points)]
+    first, *rest = (starts[i : i + num_points] for i in range(0, len(starts), num_points))
+    ends = climb_to(subposterior, first, precision)
+    kept = distinct(space, ends, num_points)
+    if len(first) > 1 and len(kept.points) == 1 and np.all(ends.concave & ends.converged):
+        return kept
+    found = [ends, *(climb_to(subposterior, some, precision) for some in rest)]
     return distinct(space, Modes(*map(np.concatenate, zip(*found, strict=True))), num_points)
 
 
 def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precision) -> Modes:
     """The maxima reached from some starts; ends that are not finite are left out."""
-    if second_order(1, starts.shape[1]):
-        ended = climb(
-            subposterior.second_order,
-            starts,
-            tolerance=precision.tolerance,
-            floor=precision.floor,
-            max_steps=_MOST_STEPS,
-        )
-        good = np.isfinite(ended.value) & np.all(np.isfinite(ended.hessian), axis=(1, 2))
-        parts = ended.points, ended.value, ended.gradient, -ended.hessian, ended.converged
-        return Modes(*(part[good] for part in parts))
+    if not second_order(1, starts.shape[1]):
+        return _climb_first_order(subposterior, starts)
+    ended = climb(subposterior.second_order, starts, precision, _MOST_STEPS)
+    return _finite(ended.points, ended.value, ended.gradient, -ended.hessian, ended.converged, ended.concave)
 
+
+def _climb_first_order(subposterior: Subposterior, starts: np.ndarray) -> Modes:
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         at = subposterior.gradient(flat.reshape(starts.shape))
         value = np.sum(at.value)
@@ -82,11 +87,54 @@ def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precisio
 
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6}
     ended = minimize(loss, starts.ravel(), jac=True, method="L-BFGS-B", options=options)
-    at = subposterior.diagonal(ended.x.reshape(starts.shape))
+    points = ended.x.reshape(starts.shape)
+    at = subposterior.diagonal(points)
     assert at.hessian is not None
-    good = np.isfinite(at.value) & np.all(np.isfinite(at.hessian), axis=1)
     converged = np.full(len(starts), bool(ended.success))
-    parts = ended.x.reshape(starts.shape), at.value, at.gradient, -at.hessian, converged
+    return _finite(points, at.value, at.gradient, -at.hessian, converged, np.zeros(len(starts), bool))
+
+
+def follow(subposterior: Subposterior, before: Modes, precision: Precision) -> Modes:
+    """The modes of more rows, from those of a part of them."""
+    d = before.points.shape[1]
+    if d <= MOST_ON_TALL or before.curvature.ndim < 3:
+        return climb_to(subposterior, before.points, precision)
+    return _finite(
+        *map(
+            np.concatenate,
+            zip(*[_climb_whitened(subposterior, before, i) for i in range(len(before.points))], strict=True),
+        )
+    )
+
+
+def _climb_whitened(subposterior: Subposterior, before: Modes, i: int) -> tuple[np.ndarray, ...]:
+    """L-BFGS where the curvature of a part of the rows is 1, and the diagonal of all rows' where it ends."""
+    eigen = eigen_of(before.curvature[i], 1e-9)
+    scale = eigen.units[:, None] * eigen.vectors / np.sqrt(eigen.size)
+
+    def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
+        at = subposterior.gradient((centre + scale @ z)[None])
+        return (-float(at.value[0]), -(at.gradient[0] @ scale)) if np.isfinite(at.value[0]) else (np.inf, 0 * z)
+
+    # SciPy's first step is short; a whole Newton step is better.
+    centre = before.points[i]
+    start = loss(np.zeros(len(centre)))
+    centre = centre - scale @ start[1]
+    if loss(np.zeros(len(centre)))[0] > start[0]:
+        centre = before.points[i]
+    options = {"maxiter": 200, "maxfun": 400, "ftol": 0.0, "gtol": np.sqrt(_LEFT / len(centre))}
+    ended = minimize(loss, np.zeros(len(centre)), jac=True, method="L-BFGS-B", options=options)
+    point = (centre + scale @ ended.x)[None]
+    at = subposterior.diagonal(point)
+    assert at.hessian is not None
+    left = 0.5 * np.sum((at.gradient @ scale) ** 2, axis=1)
+    return point, at.value, at.gradient, -at.hessian, left <= _LEFT, before.concave[i : i + 1]
+
+
+def _finite(*parts: np.ndarray) -> Modes:
+    _, value, gradient, curvature, _, _ = parts
+    good = np.isfinite(value) & np.all(np.isfinite(gradient), axis=1)
+    good &= np.all(np.isfinite(curvature), axis=tuple(range(1, curvature.ndim)))
     return Modes(*(part[good] for part in parts))
 
 
@@ -112,7 +160,9 @@ def distinct(space: Space, ends: Modes, most: int) -> Modes:
             curvature[i] = curvature[i][order] if curvature.ndim == 2 else curvature[i][np.ix_(order, order)]
         if all(_apart(points[i] - points[j], curvature[j]) > _SAME_MODE for j in kept):
             kept.append(int(i))
-    return Modes(points[kept], ends.value[kept], gradient[kept], curvature[kept], ends.converged[kept])
+    return Modes(
+        points[kept], ends.value[kept], gradient[kept], curvature[kept], ends.converged[kept], ends.concave[kept]
+    )
 
 
 def _diagonal(curvature: np.ndarray) -> np.ndarray:

@@ -15,10 +15,15 @@ Evaluate = Callable[[np.ndarray], Sequence[np.ndarray]]
 # The step is accepted when it gains this part of what the quadratic model promised.
 _LEAST_GAIN = 1e-4
 _BISECTIONS = 40
+# When so little is left to gain, and the next step is known to leave next to nothing, it is taken without a look.
+_LITTLE_LEFT = 0.01
 
 
 class Climbed(NamedTuple):
-    """Where B climbs ended. `decrement` is ½ gᵀ|H|⁻¹g: what the quadratic model says is still to gain, in nats."""
+    """Where B climbs ended. `decrement` is ½ gᵀ|H|⁻¹g: what the quadratic model says is still to gain, in nats.
+
+    `concave` tells whether the curvature was that of a maximum all the way.
+    """
 
     points: Float[np.ndarray, "B D"]
     value: Float[np.ndarray, " B"]
@@ -26,19 +31,31 @@ class Climbed(NamedTuple):
     hessian: Float[np.ndarray, "B D D"]
     decrement: Float[np.ndarray, " B"]
     converged: Bool[np.ndarray, " B"]
+    concave: Bool[np.ndarray, " B"]
 
 
-def climb(evaluate: Evaluate, start: np.ndarray, *, tolerance: float, floor: float, max_steps: int = 100) -> Climbed:
-    """Maximise from each start until the decrement is below `tolerance`.
+class Precision(NamedTuple):
+    """How finely rows resolve.
 
-    `floor` is the least curvature, relative to the largest, that is told from zero.
+    When to stop, in nats; the least curvature, relative to the largest, that is told from zero; which part of a value
+    is lost in rounding. With `trusting` the last step is not looked at when those before foretell where it ends.
     """
+
+    tolerance: float
+    floor: float
+    rounding: float = 1e-13
+    trusting: bool = False
+
+
+def climb(evaluate: Evaluate, start: np.ndarray, precision: Precision, max_steps: int = 100) -> Climbed:
+    """Maximise from each start until the decrement is below the tolerance."""
+    tolerance, floor, rounding, trusting = precision
     points = np.array(start, np.float64)
     value, gradient, hessian = (np.array(part) for part in evaluate(points))
     eigen = eigen_of(hessian, floor)
     radius = np.maximum(1.0, np.linalg.norm(points / eigen.units, axis=1))
     dead = ~(np.isfinite(value) & np.all(np.isfinite(gradient), axis=1) & np.all(np.isfinite(hessian), axis=(1, 2)))
-    decrement = _decrement(gradient, eigen)
+    decrement, concave = _decrement(gradient, eigen), eigen.falls.copy()
     for _ in range(max_steps):
         active = (
             ~dead & ~(decrement <= tolerance) & (radius > 1e-13 * (1 + np.linalg.norm(points / eigen.units, axis=1)))
@@ -52,7 +69,7 @@ def climb(evaluate: Evaluate, start: np.ndarray, *, tolerance: float, floor: flo
             gain = np.where(np.isfinite(new[0]), new[0] - value, -np.inf)
         good = np.all(np.isfinite(new[1]), axis=1) & np.all(np.isfinite(new[2]), axis=(1, 2))
         # Near the maximum the gain drowns in rounding: there a step is taken on the quadratic model's word.
-        drowned = promised <= 1e-13 * (1 + np.abs(value))
+        drowned = promised <= rounding * (1 + np.abs(value))
         taken = active & good & ((gain >= _LEAST_GAIN * promised) | (drowned & np.isfinite(gain)))
         length = np.linalg.norm(step / eigen.units, axis=1)
         with np.errstate(invalid="ignore"):
@@ -62,8 +79,24 @@ def climb(evaluate: Evaluate, start: np.ndarray, *, tolerance: float, floor: flo
         points[taken], value[taken] = tried[taken], new[0][taken]
         gradient[taken], hessian[taken] = new[1][taken], new[2][taken]
         eigen = eigen_of(hessian, floor)
-        decrement = _decrement(gradient, eigen)
-    return Climbed(points, value, gradient, hessian, decrement, ~dead & (decrement <= tolerance))
+        before, decrement = decrement, _decrement(gradient, eigen)
+        concave &= eigen.falls
+        if trusting and np.all(taken | ~active):
+            known = active & _foretold(before, decrement, tolerance)
+            step, promised = _steps(gradient, eigen, radius)
+            points[known] += step[known]
+            value[known] += promised[known]
+            gradient[known], decrement[known] = 0.0, 0.0
+    return Climbed(points, value, gradient, hessian, decrement, ~dead & (decrement <= tolerance), concave)
+
+
+def _foretold(before: np.ndarray, now: np.ndarray, tolerance: float) -> np.ndarray:
+    """Whether the next decrement is known to be below the tolerance.
+
+    Newton's method squares it: the last step's ratio tells by which factor beside.
+    """
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+        return (now <= _LITTLE_LEFT) & (now < 0.1 * before) & (now**3 / before**2 <= tolerance)
 
 
 class Eigen(NamedTuple):
@@ -75,6 +108,8 @@ class Eigen(NamedTuple):
     size: Float[np.ndarray, "*B D"]
     vectors: Float[np.ndarray, "*B D D"]
     units: Float[np.ndarray, "*B D"]
+    # Whether all eigenvalues were negative.
+    falls: Bool[np.ndarray, "*B"]
 
 
 def units_of(hessian: np.ndarray) -> np.ndarray:
@@ -91,7 +126,8 @@ def eigen_of(hessian: np.ndarray, floor: float) -> Eigen:
     units = units_of(hessian)
     eigenvalues, vectors = np.linalg.eigh(hessian * units[..., :, None] * units[..., None, :])
     size = np.abs(eigenvalues)
-    return Eigen(np.maximum(size, floor * size.max(axis=-1, keepdims=True) + 1e-290), vectors, units)
+    least = floor * size.max(axis=-1, keepdims=True) + 1e-290
+    return Eigen(np.maximum(size, least), vectors, units, np.all(eigenvalues < 0, axis=-1) & finite[..., 0, 0])
 
 
 def _along(gradient: np.ndarray, eigen: Eigen) -> np.ndarray:

@@ -8,23 +8,29 @@ Takes a subposterior with log density f; gives q = Σ_k w_k N(μ_k, Σ_k). With 
 A sweep moves all means together on L1, takes the curvature there, and sets all covariances together on L2. L2's bound
 of the entropy rewards splitting one Gaussian into several, which a product of many shards amplifies; so by default a
 component stays only where the Monte Carlo bound asks for it, and weights are learned. `merge=False` is the paper's.
+
+On a tall shard all searching is done on parts of the rows; all rows are then passed over a few times.
 """
 
 import dataclasses
+import math
 
 import jax
 import numpy as np
 
 from epvi.errors import EpviError
 from epvi.mixture import GaussianMixture
-from epvi.site.density import Subposterior
-from epvi.site.elbo import Drawn, base_draws, draw_from, with_best_weights
+from epvi.site.density import Curve, Subposterior
+from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_weights
+from epvi.site.expansion import Around, expand, rows_needed, taylors
 from epvi.site.flatness import flat_direction
 from epvi.site.inference import Inference, LocalFit, Report
-from epvi.site.modes import Modes, Precision, climb_to, distinct, find_modes
+from epvi.site.modes import Modes, climb_to, distinct, find_modes, follow
+from epvi.site.newton import Precision
 from epvi.site.overlap import Family, family_of, overlap
 from epvi.site.rows import Columns, generator
 from epvi.site.sweeps import Components, Sweeps
+from epvi.space import Space
 from epvi.status import Status
 from epvi.structure import Diagonal, Full, Spherical, Structure
 from epvi.validation import check_settings
@@ -35,6 +41,13 @@ _FULL_UP_TO = 100
 _DRAWS_AT_ONCE = 64
 # More observed numbers than these do not help to find where the modes are.
 _START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 50, 1000, 50
+# The last part is one row in so many: a mode then moves by about as many standard deviations as its root on the way to
+# all rows, which two steps of Newton's method cover. From part to part it is at most so many times.
+_LAST_PART, _NEXT_PART = 16, 64
+# A mode that was reached on all rows in at most this many passes has been seen to be one.
+_FEW_PASSES = 4
+# Values from an expansion that are less certain than this, in nats, are computed from all rows.
+_CERTAIN = 0.02
 # Further components must raise the Monte Carlo bound by this many nats, beyond its standard error. Those that gain less
 # describe a shard a little better and the product worse: what is wrong with their shape multiplies.
 _WORTH = 0.5
@@ -86,7 +99,7 @@ class NVI(Inference):
         d = subposterior.dim
         floats = [column.dtype for column in columns.values() if column.dtype.kind == "f"]
         single = bool(floats) and all(dtype == np.float32 for dtype in floats)
-        precision = Precision(1e-6, 1e-6) if single else Precision(1e-9, 1e-12)
+        precision = Precision(1e-6, 1e-6, 1e-9) if single else Precision(1e-9, 1e-12)
         structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
         family = family_of(structure)
         sweeps = Sweeps(subposterior, structure, family, precision, self.max_sweeps, self.tolerance, report)
@@ -118,12 +131,17 @@ class _Work:
     def plain(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
         """The paper's method: K means from N(0, I), unit variances, equal weights."""
         k, d = self.settings.num_components, self.subposterior.dim
-        self._refuse_non_finite(starts[:k])
         unit = np.broadcast_to(np.eye(d) if self._dense else 1.0, (k, *self.structure.packed_shape(d)))
-        components = self.sweeps.run(starts[:k], np.array(unit), rng)
-        drawn = self.draw(components, rng)
-        nearest = climb_to(self.subposterior, components.means, self.precision)
-        modes = self._some(distinct(self.subposterior.programs.target.space, nearest, k), components.means)
+        works = self.ladder(rng)
+        works[0]._refuse_non_finite(starts[:k])
+        components = Components(starts[:k], np.array(unit), (), False, False)
+        for work in works:
+            components = work.sweeps.run(components.means, components.covariances, rng)
+        means = components.means
+        near = expand(self.subposterior, means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
+        drawn = self.draw(components, rng, near)
+        nearest = climb_to(self.subposterior, means, self.precision)
+        modes = self._some(distinct(self._space, nearest, k), means)
         flat = self._flat_direction(modes)
         if flat is not None:
             components = self.at_modes(modes, flat=True)
@@ -132,34 +150,80 @@ class _Work:
 
     def merged(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
         """One Gaussian per mode, unless more components raise the Monte Carlo bound; weights learned."""
-        modes = self.find_modes(starts, rng)
-        flat = self._flat_direction(modes)
+        works = self.ladder(rng)
+        found = [works[0].search(starts)]
+        for work in works[1:]:
+            found.append(work.follow(found[-1]))
+        modes = found[-1]
+        at_modes = taylors(Curve(modes.value, modes.gradient, -modes.curvature))
+        near = expand(self.subposterior, modes.points, at_modes, rng) if self._is_tall else None
+        seen = near is not None and self.subposterior.passes <= _FEW_PASSES
+        flat = self._flat_direction(modes, near[0] if near is not None and seen else None)
         plain = self.at_modes(modes, flat=flat is not None)
-        best, drawn = plain, with_best_weights(self.draw(plain, rng))
+        best, drawn = plain, with_best_weights(self.draw(plain, rng, near))
         can_split = flat is None and plain.converged and self.settings.num_components > 1
         if can_split and self._falls_short(drawn):
-            means, covariances = self._around(plain, rng)
-            split = self.sweeps.run(means, covariances, rng)
-            split_drawn = with_best_weights(self.draw(split, rng))
-            if _asked_for(split_drawn, drawn):
+            asked = len(works) == 1 or works[-2].asks_for_a_split(found[-2], rng)
+            split = self.split(plain, rng) if asked else None
+            if split is not None and _asked_for(split[1], drawn):
                 # The Monte Carlo bound vouches for it, whether or not L2 stood still.
-                best, drawn = split._replace(converged=True), split_drawn
+                best, drawn = split[0]._replace(converged=True), split[1]
         return self.finished(best, drawn, flat)
 
-    def find_modes(self, starts: np.ndarray, rng: np.random.Generator) -> Modes:
-        """From a part of the rows first, when there are many, then on all."""
-        k, n, d = self.settings.num_components, self.subposterior.num_rows, self.subposterior.dim
+    def ladder(self, rng: np.random.Generator) -> list["_Work"]:
+        """The same work on larger and larger parts of the rows, and at last on all of them."""
+        n, d = self.subposterior.num_rows, self.subposterior.dim
         terms = self.subposterior.programs.target.terms
         part = max(_LEAST_START_TERMS, _START_TERMS_PER_PARAMETER * d) // terms + _LEAST_START_ROWS
+        works = []
+        for size in _part_sizes(n, part):
+            thinned = self.subposterior.thinned(size, rng)
+            sweeps = dataclasses.replace(self.sweeps, subposterior=thinned, report=lambda sweep: None)
+            works.append(dataclasses.replace(self, subposterior=thinned, sweeps=sweeps))
+        trusting = self.precision._replace(trusting=self._is_tall)
+        return [*works, dataclasses.replace(self, precision=trusting)]
+
+    def search(self, starts: np.ndarray) -> Modes:
+        """The modes, from many starts."""
+        k = self.settings.num_components
         starts = starts * np.resize([1.0, 1.0, 0.1, 3.0], len(starts))[:, None]
         starts = np.concatenate([starts, np.repeat(starts[:1], -len(starts) % k, axis=0)])
-        few = self.subposterior if n <= 2 * part else self.subposterior.thinned(self.columns, part, rng)
-        modes = self._some(find_modes(few, starts, k, self.precision), starts)
-        if few is not self.subposterior:
-            found = np.concatenate([modes.points, np.repeat(modes.points[:1], k - len(modes.points), axis=0)])
-            modes = self._some(find_modes(self.subposterior, found, k, self.precision), found)
+        modes = self._some(find_modes(self.subposterior, starts, k, self.precision), starts)
         self.sweeps.report(1)
-        return modes
+        return self._with_curvature(modes)
+
+    def follow(self, before: Modes) -> Modes:
+        """The modes, from those of a part of the rows."""
+        ended = follow(self.subposterior, before, self.precision)
+        modes = self._some(distinct(self._space, ended, self.settings.num_components), before.points)
+        self.sweeps.report(1)
+        return self._with_curvature(modes)
+
+    def _with_curvature(self, modes: Modes) -> Modes:
+        """With whole matrices, where the covariances are."""
+        if not self._dense or modes.curvature.ndim == 3:
+            return modes
+        hessian = self.subposterior.full(modes.points).hessian
+        assert hessian is not None
+        return modes._replace(curvature=-hessian)
+
+    def asks_for_a_split(self, modes: Modes, rng: np.random.Generator) -> bool:
+        """Whether more components than modes raise the bound of a part of the rows."""
+        plain = self.at_modes(modes, flat=False)
+        return _asked_for(self.split(plain, rng)[1], with_best_weights(self.draw(plain, rng)))
+
+    def split(self, plain: Components, rng: np.random.Generator) -> tuple[Components, Drawn]:
+        """K components, from the modes and from around them."""
+        split = self.sweeps.run(*self._around(plain, rng), rng)
+        return split, with_best_weights(self.draw(split, rng))
+
+    @property
+    def _space(self) -> Space:
+        return self.subposterior.programs.target.space
+
+    @property
+    def _is_tall(self) -> bool:
+        return self.subposterior.num_rows >= rows_needed(self.subposterior.dim)
 
     def _some(self, modes: Modes, starts: np.ndarray) -> Modes:
         """Refuse where no climb had anything to go by."""
@@ -198,10 +262,17 @@ class _Work:
     def _dense(self) -> bool:
         return isinstance(self.structure, Full)
 
-    def draw(self, components: Components, rng: np.random.Generator) -> Drawn:
-        """f at draws, as many of every component."""
-        z = base_draws(rng, self.settings.num_draws // len(components.means), self.subposterior.dim)
-        return draw_from(self._value, self.family, components.means, components.covariances, z)
+    def draw(self, components: Components, rng: np.random.Generator, near: list[Around] | None = None) -> Drawn:
+        """f at draws, as many of every component; on a tall shard from expansions about their means."""
+        means, covariances = components.means, components.covariances
+        z = base_draws(rng, self.settings.num_draws // len(means), self.subposterior.dim)
+        if near is not None:
+            draws, drawn = draws_of(self.family, means, covariances, z)
+            found = [around.near(points, _DRAWS_AT_ONCE) for around, points in zip(near, draws, strict=True)]
+            doubt = float(np.mean([one.error for one in found]))
+            if doubt <= _CERTAIN:
+                return drawn._replace(f=np.stack([one.value for one in found]), doubt=doubt)
+        return draw_from(self._value, self.family, means, covariances, z)
 
     def finished(self, components: Components, drawn: Drawn, flat: str | None) -> LocalFit:
         """The mixture with its status."""
@@ -245,12 +316,23 @@ class _Work:
         moved[: len(plain.means)] *= 0.1
         return plain.means[which] + moved, plain.covariances[which]
 
-    def _flat_direction(self, modes: Modes) -> str | None:
-        space = self.subposterior.programs.target.space
-        return flat_direction(space, self.columns, modes, self.precision.floor, self._value)
+    def _flat_direction(self, modes: Modes, near: Around | None = None) -> str | None:
+        value = self._value if near is None else lambda theta: near.near(theta, _DRAWS_AT_ONCE).value
+        return flat_direction(self._space, self.columns, modes, self.precision.floor, value)
 
     def _value(self, theta: np.ndarray) -> np.ndarray:
         return self.subposterior.value(theta, _DRAWS_AT_ONCE)
+
+
+def _part_sizes(num_rows: int, first: int) -> list[int]:
+    """From a few rows, where modes are sought, to a good part of all; none where the rows are few."""
+    if num_rows <= 2 * first:
+        return []
+    last = num_rows // _LAST_PART
+    if last <= 2 * first:
+        return [first]
+    steps = math.ceil(math.log(last / first, _NEXT_PART))
+    return [round(first * (last / first) ** (i / steps)) for i in range(steps + 1)]
 
 
 def _stopped(history: tuple[float, ...]) -> Status:

@@ -18,8 +18,8 @@ from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.handover import Provenance
 from epvi.site.assembly import Table
-from epvi.site.density import Programs
 from epvi.site.inspection import FEW, MANY, run_abstract, take
+from epvi.site.programs import Programs
 from epvi.site.rows import Columns
 from epvi.site.tracing import Site, failed, filled, given, is_factor, is_latent, one_trace, run
 from epvi.space import Space

@@ -14,11 +14,12 @@ from epvi.errors import EpviError
 from epvi.handover import Provenance, ShardFit
 from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
-from epvi.site.density import Programs, Subposterior, block_size
+from epvi.site.density import Subposterior, block_size
 from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
 from epvi.site.inference import Inference, Report
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
+from epvi.site.programs import Programs
 from epvi.site.recipe import read_rows, with_constants
 from epvi.site.rows import Columns
 from epvi.version import __version__
@@ -55,7 +56,7 @@ def fit_table(model: Model, table: Table, part: "Part", inference: Inference, se
     programs.target.check(columns)
     plan = Plan(
         inference,
-        block_size(programs.target, columns, table.num_rows, inference.points_at_once),
+        block_size(programs, columns, table.num_rows, inference.points_at_once),
         np.asarray(jax.random.key_data(as_key(seed))),
         provenance(model, programs, table),
         table.hash_key,

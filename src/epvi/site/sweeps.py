@@ -10,10 +10,10 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from epvi.site.density import Subposterior
+from epvi.site.density import Curve, Subposterior
 from epvi.site.inference import Report
-from epvi.site.modes import Precision, second_order
-from epvi.site.newton import climb
+from epvi.site.modes import second_order
+from epvi.site.newton import Precision, climb
 from epvi.site.overlap import (
     Dense,
     Family,
@@ -89,20 +89,20 @@ class Sweeps:
             found = climb(
                 lambda flat: self._first_bound(flat, covariances),
                 means.reshape(1, -1),
-                tolerance=self.precision.tolerance,
-                floor=self.precision.floor,
-                max_steps=_STEPS_PER_SWEEP,
+                self.precision._replace(trusting=False),
+                _STEPS_PER_SWEEP,
             )
             moved = found.points.reshape(k, d)
         else:
             moved = self._move_first_order(means, covariances)
-        at = (
-            self.subposterior.full(moved)
-            if (isinstance(self.structure, Full) or second_order(1, d))
-            else self.subposterior.diagonal(moved)
-        )
+        at = self.curve(moved)
         assert at.hessian is not None
         return moved, at.value, self.packed(-at.hessian)
+
+    def curve(self, means: np.ndarray) -> Curve:
+        """f at the means with its curvature, of which only the diagonal is taken where that is all that is used."""
+        whole = isinstance(self.structure, Full) or second_order(1, self.subposterior.dim)
+        return (self.subposterior.full if whole else self.subposterior.diagonal)(means)
 
     def _first_bound(self, flat: np.ndarray, covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """L1 of all means as one vector, with its gradient and Hessian."""

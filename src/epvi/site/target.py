@@ -1,6 +1,7 @@
 """The narrow waist between model languages and the engine: a log prior and a log likelihood per row on θ ∈ ℝᵈ."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -38,34 +39,25 @@ class Target:
     log_joint: Callable[[Float[AnyArray, " d"], Block, Float[AnyArray, " n"]], Float[AnyArray, " n"]] | None
     outside: Callable[[Block], dict[str, Bool[AnyArray, " n"]]]
     terms: int = 1
+    # What `check` compiled, by the number of rows.
+    tries: dict[int, Callable] = dataclasses.field(default_factory=dict, repr=False)
 
     def check(self, rows: Mapping[str, np.ndarray]) -> None:
         """Refuse a model whose shards would not multiply to its posterior: try it on the first rows."""
         block = {name: column[:_ROWS_TO_TRY] for name, column in rows.items()}
         n = len(next(iter(block.values())))
-        halves = [{name: column[part] for name, column in block.items()} for part in np.array_split(np.arange(n), 2)]
         theta = 0.3 * np.random.default_rng(0).standard_normal(self.space.dim)
-
-        def everything(theta: AnyArray) -> tuple:
-            joint = self.log_joint
-            if joint is None:
-                parts = [self.log_likelihood(theta, part) for part in ((block, *halves) if n > 1 else ())]
-            else:
-                # Discrete sites are summed out one row at a time, which hides what rows have to do with each other.
-                draw = np.random.default_rng(1).random(n)
-                single = jax.tree.map(lambda column: column[:, None], (block, draw))
-                alone = jax.vmap(lambda row: joint(theta, *row))(single)
-                parts = [joint(theta, block, draw), jnp.reshape(alone, n)]
-            return self.log_prior(theta), self.log_prior_again(theta), parts
-
+        tried = self.tries.get(n) or jax.jit(functools.partial(self._tried, n))
         with jax.enable_x64(True), promotion_allowed():
             try:
-                prior, prior_again, parts = to_numpy(jax.jit(everything)(theta))
+                prior, prior_again, parts = to_numpy(tried(theta, block))
             except EpviError:
                 raise
             except Exception as error:
                 raise failed(error) from error
-        self._check_derivatives(theta, block)
+        if n not in self.tries:
+            self._check_derivatives(theta, block)
+            self.tries[n] = tried
         if not np.isclose(prior, prior_again, rtol=1e-9, atol=1e-9, equal_nan=True):
             raise EpviError(
                 "the prior depends on the number of rows, so every shard would have another prior: pass what it needs"
@@ -77,6 +69,22 @@ class Target:
                 " away. Shards cannot be fitted apart then. Move what is computed from several rows (centring, scaling,"
                 " lags, sums) out of the model into the columns, or give it as a fixed argument."
             )
+
+    def _tried(self, n: int, theta: AnyArray, block: Block) -> tuple:
+        """The prior in two ways, and the likelihood of the rows together and apart."""
+        joint = self.log_joint
+        if joint is None:
+            halves = [
+                {name: column[part] for name, column in block.items()} for part in np.array_split(np.arange(n), 2)
+            ]
+            parts = [self.log_likelihood(theta, part) for part in ((block, *halves) if n > 1 else ())]
+        else:
+            # Discrete sites are summed out one row at a time, which hides what rows have to do with each other.
+            draw = jnp.asarray(np.random.default_rng(1).random(n))
+            single = jax.tree.map(lambda column: column[:, None], (dict(block), draw))
+            alone = jax.vmap(lambda row: joint(theta, *row))(single)
+            parts = [joint(theta, block, draw), jnp.reshape(alone, n)]
+        return self.log_prior(theta), self.log_prior_again(theta), parts
 
     def _check_derivatives(self, theta: np.ndarray, block: Block) -> None:
         """Refuse a density that JAX cannot differentiate twice; tracing tells, nothing is computed."""

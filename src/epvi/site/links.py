@@ -1,0 +1,165 @@
+"""Derivatives of a likelihood through its linear predictors: scalars per row, then matrix products.
+
+Takes the predictors that were found and a block of rows; gives sums over the block in the predictors' own coefficients
+ψ = (W, θ_S), and, once per pass, what they mean for θ:
+
+    ∇ℓ = Jᵀ Σ_i A_iᵀ φ'_i,   ∇²ℓ = Jᵀ (Σ_i A_iᵀ φ''_i A_i) J + Σ_j (Σ_i A_iᵀ φ'_i)_j ∇²ψ_j,   J = ∂ψ/∂θ
+
+A_i has x_i where an argument of φ is a linear predictor, and 1 where it is a coordinate of θ.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from epvi.site.predictors import Predictors
+
+
+class Sums(NamedTuple):
+    """Over rows: the value, the gradient in ψ, and per pair a <= b of φ's arguments a piece of the Hessian in ψ.
+
+    `second` has all pairs, or, for a diagonal, one vector per argument, or nothing.
+    """
+
+    value: Any
+    first: tuple[Any, ...]
+    second: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Linked:
+    """A likelihood with linear predictors. `found` computes in the rows' type, `exact` in float64."""
+
+    found: Predictors
+    exact: Predictors
+    dtype: Any
+
+    @property
+    def places(self) -> np.ndarray | None:
+        """Where each entry of ψ is in θ, when ψ is made of pieces of θ; then J needs no arithmetic."""
+        if any(places is None for places in self.found.places):
+            return None
+        cuts = [np.ravel(np.transpose(places)) for places in self.found.places if places is not None]
+        return np.concatenate([*cuts, self.found.coordinates])
+
+    @property
+    def gives_diagonal(self) -> bool:
+        """Whether the Hessian's diagonal in θ is that in ψ."""
+        return self.places is not None and len(np.unique(self.places)) == len(self.places)
+
+    @property
+    def _pairs(self) -> list[tuple[int, int]]:
+        p = sum(self.found.widths) + len(self.found.coordinates)
+        return [(a, b) for a in range(p) for b in range(a, p)]
+
+    def zero(self, order: str, num_points: int) -> Sums:
+        """Sums over no rows."""
+        cuts = zip(self.found.cuts, self.found.widths, strict=True)
+        shapes: list[tuple[int, ...]] = [(cut.height,) for cut, width in cuts for _ in range(width)]
+        shapes += [()] * len(self.found.coordinates)
+        pairs = [shapes[a] + shapes[b] for a, b in self._pairs]
+        second = {"gradient": [], "diagonal": shapes}.get(order, pairs)
+        value, *parts = (np.zeros((num_points, *shape)) for shape in ((), *shapes, *second))
+        return Sums(value, tuple(parts[: len(shapes)]), tuple(parts[len(shapes) :]))
+
+    def sums(self, order: str, point: Any, block: Mapping[str, Any], weights: Any) -> Sums:
+        """Over a block, at one point θ."""
+        matrices = [x.astype(self.dtype) for x in self.found.matrices(block)]
+        etas = [x @ w.astype(self.dtype) for x, w in zip(matrices, self.exact.weights(point), strict=True)]
+        theta = point.astype(self.dtype)
+        p, coordinates = sum(self.found.widths) + len(self.found.coordinates), self.found.coordinates
+
+        def moved(shift: Any) -> Any:
+            """φ of every row with its arguments moved by the same amounts."""
+            starts = np.cumsum([0, *self.found.widths])
+            shifted = [eta + shift[None, a:b] for eta, a, b in zip(etas, starts, starts[1:], strict=False)]
+            there = theta.at[coordinates].add(shift[starts[-1] :]) if len(coordinates) else theta
+            return self.found.link(shifted, there, block)
+
+        zero, axes = jnp.zeros(p, self.dtype), jnp.eye(p, dtype=self.dtype)
+        value = jnp.sum(_weighted(weights, moved(zero).astype(jnp.float64)))
+        first = _along(moved, axes)
+        columns = [x for x, width in zip(matrices, self.found.widths, strict=True) for _ in range(width)]
+        columns += [None] * len(coordinates)
+        slopes = [_weighted(weights, slope) for slope in first(zero)]
+        gradient = tuple(_product(x, None, slope) for x, slope in zip(columns, slopes, strict=True))
+        if order == "gradient":
+            return Sums(value, gradient, ())
+        second = _along(first, axes)(zero)
+        if order == "diagonal":
+            bends = [_weighted(weights, second[a, a]) for a in range(p)]
+            squares = [None if x is None else x**2 for x in columns]
+            return Sums(value, gradient, tuple(_product(x, None, b) for x, b in zip(squares, bends, strict=True)))
+        bends = [_weighted(weights, second[a, b]) for a, b in self._pairs]
+        pieces = (_product(columns[a], columns[b], bend) for (a, b), bend in zip(self._pairs, bends, strict=True))
+        return Sums(value, gradient, tuple(pieces))
+
+    def curve(self, order: str, sums: Sums, point: Any) -> tuple[Any, ...]:
+        """Value, gradient and (a diagonal of) the Hessian in θ, from sums over all rows."""
+        gradient = jnp.concatenate([jnp.ravel(piece) for piece in sums.first])
+        d = len(point)
+        if self.places is not None:
+            along = jnp.zeros(d).at[self.places].add(gradient)
+            if order == "gradient":
+                return sums.value, along
+            if order == "diagonal":
+                bends = jnp.concatenate([jnp.ravel(piece) for piece in sums.second])
+                return sums.value, along, jnp.zeros(d).at[self.places].add(bends)
+            rows, columns = np.meshgrid(self.places, self.places, indexing="ij")
+            return sums.value, along, jnp.zeros((d, d)).at[rows, columns].add(self._hessian(sums))
+        jacobian = jax.jacfwd(self._coefficients)(point)
+        if order == "gradient":
+            return sums.value, jacobian.T @ gradient
+        bent = jax.hessian(lambda theta: gradient @ self._coefficients(theta))(point)
+        return sums.value, jacobian.T @ gradient, jacobian.T @ self._hessian(sums) @ jacobian + bent
+
+    def _coefficients(self, theta: Any) -> Any:
+        """ψ(θ)."""
+        weights = [jnp.ravel(w.T) for w in self.exact.weights(theta)]
+        return jnp.concatenate([*weights, theta[self.found.coordinates]])
+
+    def _hessian(self, sums: Sums) -> Any:
+        """The symmetric matrix of all pairs of arguments."""
+        p = len(sums.first)
+        pieces: dict[tuple[int, int], Any] = {}
+        for (a, b), piece in zip(self._pairs, sums.second, strict=True):
+            pieces[a, b] = jnp.reshape(piece, (sums.first[a].size, sums.first[b].size))
+            pieces[b, a] = pieces[a, b].T
+        return jnp.block([[pieces[a, b] for b in range(p)] for a in range(p)])
+
+
+def _along(function: Any, axes: Any) -> Any:
+    """The derivative of a function along each axis, as a function: (p, ...)."""
+
+    def derived(at: Any) -> Any:
+        return jax.vmap(lambda axis: jax.jvp(function, (at,), (axis,))[1])(axes)
+
+    return derived
+
+
+def _weighted(weights: Any, rows: Any) -> Any:
+    """Rows of weight zero must not turn an infinity into NaN."""
+    return jnp.where(weights > 0, weights.astype(rows.dtype) * rows, 0)
+
+
+def _product(left: Any, right: Any, scale: Any) -> Any:
+    """Σ_i scale_i l_i r_iᵀ in float64 from one block's product; a missing matrix is a column of ones."""
+    if left is None and right is None:
+        return jnp.sum(scale.astype(jnp.float64))
+    if right is None:
+        return (scale @ left).astype(jnp.float64)
+    if left is None:
+        return (scale @ right).astype(jnp.float64)
+    return ((left * scale[:, None]).T @ right).astype(jnp.float64)
+
+
+def per_point(function: Any, theta: Any) -> Any:
+    """A function of one point at each of K, one after the other: a block in the cache serves all."""
+    if theta.shape[0] == 1:
+        return jax.tree.map(functools.partial(jnp.expand_dims, axis=0), function(theta[0]))
+    return jax.lax.map(function, theta)

@@ -1,0 +1,269 @@
+"""The linear predictors of a likelihood: η = X(rows) W(θ), found in the model's own program.
+
+Takes a log likelihood per row; gives it in three pieces, or None where it has no such form:
+
+    ℓ_i(θ) = φ(η_i, θ_S, row i),   η_i = W(θ)ᵀ x_i,   x_i a function of row i alone
+
+Any matrix product of something made of rows with something made of θ is a linear predictor, whatever the link φ is and
+however W depends on θ; S are the few coordinates that φ uses beside η (an intercept, a scale). Derivatives of φ are
+scalars per row then, and matrix products do the rest. A φ with many arguments is left to general differentiation.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+
+from epvi.float64 import promotion_allowed
+
+# φ is differentiated twice in as many arguments as this; p arguments have p(p + 1)/2 second derivatives.
+MOST_ARGUMENTS = 8
+# Calls that are opened up, so that a product inside a function that was compiled by itself is found too.
+_CALLS = ("jit", "pjit", "closed_call", "core_call")
+
+
+class _Step(NamedTuple):
+    """One primitive operation on numbered values; constants stand in the place of a number."""
+
+    equation: Any
+    inputs: tuple[Any, ...]
+    outputs: tuple[int, ...]
+
+    def run(self, values: dict[int, Any]) -> None:
+        """Compute the outputs from the inputs."""
+        primitive = self.equation.primitive
+        arguments = [values[one] if isinstance(one, int) else one.value for one in self.inputs]
+        with self.equation.ctx.manager:
+            made = primitive.bind(*arguments, **primitive.get_bind_params(self.equation.params))
+        values.update(zip(self.outputs, made if primitive.multiple_results else [made], strict=True))
+
+
+def _varies(atom: Any) -> bool:
+    return not isinstance(atom, Literal)
+
+
+class _Constant(NamedTuple):
+    value: Any
+
+
+class _Nature(NamedTuple):
+    """What a value depends on: coordinates of θ (but not through η), rows, η; `places` where it is a piece of θ."""
+
+    theta: np.ndarray
+    rows: bool
+    bent: bool
+    places: np.ndarray | None
+
+
+class _Cut(NamedTuple):
+    """A product of rows and θ: its operands and its output, and whether the rows are the first operand."""
+
+    rows: Any
+    weights: int
+    output: int
+    rows_first: bool
+    # Which axis of each operand is summed over.
+    axes: tuple[int, int]
+    shape: tuple[int, ...]
+    # How many numbers are summed over.
+    height: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A likelihood as a list of steps: `theta` and `block` are the numbers of its arguments."""
+
+    steps: tuple[_Step, ...]
+    theta: int
+    block: dict[str, int]
+    output: Any
+    constants: dict[int, Any]
+
+    def run(self, given: dict[int, Any], wanted: Sequence[Any]) -> list[Any]:
+        """The wanted values, from given ones, by the steps that they need."""
+        values = self.constants | given
+        needed, chosen = {one for one in wanted if isinstance(one, int)}, []
+        for step in reversed(self.steps):
+            if any(one in needed and one not in given for one in step.outputs):
+                chosen.append(step)
+                needed |= {one for one in step.inputs if isinstance(one, int)}
+        for step in reversed(chosen):
+            step.run(values)
+        return [values[one] if isinstance(one, int) else one.value for one in wanted]
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictors:
+    """Where a program's linear predictors are.
+
+    `places[j]` has the coordinates of θ that W_j is made of, when it is a piece of θ; `coordinates` is S.
+    """
+
+    program: Program
+    cuts: tuple[_Cut, ...]
+    places: tuple[np.ndarray | None, ...]
+    coordinates: np.ndarray
+
+    @property
+    def widths(self) -> list[int]:
+        """How many predictors per row each product gives."""
+        return [math.prod(cut.shape) // cut.shape[0 if cut.rows_first else -1] for cut in self.cuts]
+
+    def matrices(self, block: Mapping[str, Any]) -> list[Any]:
+        """X_j, (n, V_j)."""
+        given = {number: block[name] for name, number in self.program.block.items()}
+        found = self.program.run(given, [cut.rows for cut in self.cuts])
+        return [x if cut.axes[0] == 1 else x.T for x, cut in zip(found, self.cuts, strict=True)]
+
+    def weights(self, theta: Any) -> list[Any]:
+        """W_j, (V_j, C_j)."""
+        found = self.program.run({self.program.theta: theta}, [cut.weights for cut in self.cuts])
+        moved = [jnp.moveaxis(w, cut.axes[1], 0) for w, cut in zip(found, self.cuts, strict=True)]
+        return [w.reshape(w.shape[0], -1) for w in moved]
+
+    def link(self, etas: Sequence[Any], theta: Any, block: Mapping[str, Any]) -> Any:
+        """φ per row, from η_j (n, C_j)."""
+        given = {number: block[name] for name, number in self.program.block.items()}
+        given[self.program.theta] = theta
+        for cut, eta in zip(self.cuts, etas, strict=True):
+            given[cut.output] = (eta if cut.rows_first else eta.T).reshape(cut.shape)
+        return self.program.run(given, [self.program.output])[0]
+
+
+def find_predictors(log_likelihood: Callable, theta: Any, block: Mapping[str, Any]) -> Predictors | None:
+    """The linear predictors of a likelihood of θ and a block, both given by their shapes; None without that form."""
+    names = list(block)
+
+    def of_arrays(theta: Any, *columns: Any) -> Any:
+        return log_likelihood(theta, dict(zip(names, columns, strict=True)))
+
+    with promotion_allowed():
+        traced = jax.make_jaxpr(of_arrays)(theta, *block.values())
+    program = _flat(traced, names)
+    (d,), n = theta.shape, next(iter(block.values())).shape[0]
+    nothing = np.zeros(d, bool)
+    natures = {number: _Nature(nothing, True, False, None) for number in program.block.values()}
+    natures[program.theta] = _Nature(np.ones(d, bool), False, False, np.arange(d))
+    cuts: list[_Cut] = []
+    for step in program.steps:
+        cut = _cut(step, natures, n)
+        if cut is not None:
+            cuts.append(cut)
+            natures[cut.output] = _Nature(nothing, True, True, None)
+        else:
+            natures.update(zip(step.outputs, _natures(step, natures, nothing), strict=True))
+    used = _used(program)
+    cuts = [cut for cut in cuts if cut.output in used]
+    direct = natures[program.output].theta if isinstance(program.output, int) else nothing
+    found = Predictors(
+        program,
+        tuple(cuts),
+        tuple(_places(natures[cut.weights].places, cut) for cut in cuts),
+        np.flatnonzero(direct),
+    )
+    small = sum(found.widths) + len(found.coordinates) <= MOST_ARGUMENTS
+    return found if cuts and small else None
+
+
+def _places(places: np.ndarray | None, cut: _Cut) -> np.ndarray | None:
+    if places is None:
+        return None
+    moved = np.moveaxis(places, cut.axes[1], 0)
+    return moved.reshape(moved.shape[0], -1)
+
+
+def _flat(traced: ClosedJaxpr, names: list[str]) -> Program:
+    """The program without calls inside it."""
+    steps: list[_Step] = []
+    constants: dict[int, Any] = {}
+    count = iter(range(10**9))
+
+    def inline(jaxpr: Jaxpr, values: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        known: dict[Any, Any] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for variable, value in zip(jaxpr.constvars, values, strict=True):
+            known[variable] = next(count)
+            constants[known[variable]] = value
+
+        def number(atom: Any) -> Any:
+            return known[atom] if _varies(atom) else _Constant(atom.val)
+
+        for equation in jaxpr.eqns:
+            given = [number(atom) for atom in equation.invars]
+            if equation.primitive.name in _CALLS:
+                inner: Any = equation.params.get("jaxpr", equation.params.get("call_jaxpr"))
+                closed = isinstance(inner, ClosedJaxpr)
+                made = inline(inner.jaxpr if closed else inner, inner.consts if closed else (), given)
+            else:
+                made = [next(count) for _ in equation.outvars]
+                steps.append(_Step(equation, tuple(given), tuple(made)))
+            known.update(zip(equation.outvars, made, strict=True))
+        return [number(atom) for atom in jaxpr.outvars]
+
+    theta, *columns = (next(count) for _ in range(len(names) + 1))
+    (output,) = inline(traced.jaxpr, traced.consts, [theta, *columns])
+    return Program(tuple(steps), theta, dict(zip(names, columns, strict=True)), output, constants)
+
+
+def _used(program: Program) -> set[int]:
+    """The values that the output needs."""
+    used = {program.output}
+    for step in reversed(program.steps):
+        if used.intersection(step.outputs):
+            used |= {one for one in step.inputs if isinstance(one, int)}
+    return used
+
+
+def _cut(step: _Step, natures: dict[int, _Nature], n: int) -> _Cut | None:
+    """The step as a product of an (n, V) matrix of rows with something made of θ."""
+    if step.equation.primitive.name != "dot_general" or any(not isinstance(one, int) for one in step.inputs):
+        return None
+    (left, right), batch = step.equation.params["dimension_numbers"]
+    if any(batch) or len(left) != 1:
+        return None
+    for first in (True, False):
+        rows, weights = step.inputs if first else reversed(step.inputs)
+        axes = (left[0], right[0]) if first else (right[0], left[0])
+        x, w = natures.get(rows), natures.get(weights)
+        shape = step.equation.invars[0 if first else 1].aval.shape
+        plain = x is not None and x.rows and not x.bent and not np.any(x.theta) and len(shape) == 2
+        of_theta = w is not None and np.any(w.theta) and not w.rows
+        if plain and of_theta and shape[1 - axes[0]] == n:
+            out = step.equation.outvars[0].aval.shape
+            return _Cut(rows, weights, step.outputs[0], first, axes, out, shape[axes[0]])
+    return None
+
+
+def _natures(step: _Step, natures: dict[int, _Nature], nothing: np.ndarray) -> list[_Nature]:
+    given = [natures[one] for one in step.inputs if isinstance(one, int) and one in natures]
+    theta = np.logical_or.reduce([nature.theta for nature in given], axis=0) if given else nothing
+    rows, bent = any(nature.rows for nature in given), any(nature.bent for nature in given)
+    places = _moved(step, given[0].places) if len(given) == 1 and len(step.inputs) == 1 else None
+    if places is not None:
+        theta = np.isin(np.arange(len(nothing)), places)
+    return [_Nature(theta, rows, bent, places)] * len(step.outputs)
+
+
+def _moved(step: _Step, places: np.ndarray | None) -> np.ndarray | None:
+    """Where the entries of a piece of θ are after a step that only moves them."""
+    if places is None:
+        return None
+    name, parameters = step.equation.primitive.name, step.equation.params
+    if name == "slice":
+        strides = parameters["strides"] or (1,) * places.ndim
+        bounds = zip(parameters["start_indices"], parameters["limit_indices"], strides, strict=True)
+        return places[tuple(slice(*bound) for bound in bounds)]
+    if name in ("reshape", "squeeze") and parameters.get("dimensions") in (None, *_axes(parameters)):
+        return places.reshape(step.equation.outvars[0].aval.shape)
+    if name == "transpose":
+        return places.transpose(parameters["permutation"])
+    return places if name in ("convert_element_type", "copy") else None
+
+
+def _axes(parameters: Mapping[str, Any]) -> list[Any]:
+    """The axes that a squeeze removes, which a reshape does as well; of a reshape, none that are moved first."""
+    return [] if "new_sizes" in parameters else [parameters.get("dimensions")]

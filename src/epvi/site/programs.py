@@ -1,0 +1,198 @@
+"""The compiled passes of one target: sums over a block of rows at K points, and what they come to with the prior.
+
+Takes a target; gives programs that are compiled once per kind of block and used by all shards of a process. Models with
+linear predictors are differentiated through them; all others by JAX, along every coordinate.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from epvi.site.links import Linked, per_point
+from epvi.site.predictors import find_predictors
+from epvi.site.target import Target
+
+# Second derivatives are taken along this many directions at a time when only the diagonal is wanted.
+_DIRECTIONS = 16
+# Rows that a model is looked at with, to find its linear predictors in float64.
+_ROWS_TO_LOOK = 8
+
+# Name, shape and dtype of every column of a block.
+Kind = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+class Pass(NamedTuple):
+    """`zero(K)` are sums over no rows, and `add(total, theta, block, weights)` adds a block's.
+
+    `finish(total, theta, share)` gives log p_m and its derivatives: the rows' part and the share of the prior. An array
+    for a share is the precision that each coordinate has instead of the prior.
+    """
+
+    zero: Callable[[int], Any]
+    add: Callable
+    finish: Callable
+
+
+@dataclasses.dataclass(eq=False)
+class Programs:
+    """The compiled passes of one target; made once per process and used by all its shards."""
+
+    target: Target
+    _made: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._linked = functools.lru_cache(maxsize=16)(self._find_linked)
+
+    def value(self, block: Mapping[str, Any] | None) -> Pass:
+        """Per point: the value."""
+        return self._pass("value", block)
+
+    def gradient(self, block: Mapping[str, Any] | None) -> Pass:
+        """Per point: value and gradient."""
+        return self._pass("gradient", block)
+
+    def full(self, block: Mapping[str, Any] | None) -> Pass:
+        """Per point: value, gradient and Hessian."""
+        return self._pass("full", block)
+
+    def diagonal(self, block: Mapping[str, Any] | None) -> Pass:
+        """Per point: value, gradient and the diagonal of the Hessian."""
+        return self._pass("diagonal", block)
+
+    def rows(self) -> Callable:
+        """Per point and row of a block: the log likelihood, (P, n)."""
+        return self._once("rows", jax.vmap(self.target.log_likelihood, (0, None)))
+
+    def at_one_point(self) -> Callable:
+        """At one point: log prior, its slope along the point, and the log likelihood of every row of a block."""
+        return self._once("at one point", self._at_one_point)
+
+    def _at_one_point(self, point: Any, block: Any) -> Any:
+        return *jax.jvp(self.target.log_prior, (point,), (point,)), self.target.log_likelihood(point, block)
+
+    def outside(self) -> Callable:
+        """How many rows of a block have a value that the likelihood cannot have made."""
+        return self._once("outside", self._outside)
+
+    def _outside(self, block: dict[str, Any], weights: Any) -> dict[str, Any]:
+        bad = self.target.outside(block)
+        return {name: jnp.sum(rows & (weights > 0)) for name, rows in bad.items()}
+
+    def linked(self, block: Mapping[str, Any], order: str = "full") -> Linked | None:
+        """The linear predictors of rows like these, where the order's derivatives go through them."""
+        found = self._linked(kind_of(block)) if order != "value" else None
+        return None if found is not None and order == "diagonal" and not found.gives_diagonal else found
+
+    def _find_linked(self, kind: Kind) -> Linked | None:
+        def look(num_rows: int | None, dtype: Any, *, widen: bool) -> Any:
+            block = {}
+            for name, shape, kept in kind:
+                column = np.dtype(np.float64) if widen and np.dtype(kept).kind == "f" else np.dtype(kept)
+                block[name] = jax.ShapeDtypeStruct((num_rows or shape[0], *shape[1:]), column)
+            theta = jax.ShapeDtypeStruct((self.target.space.dim,), dtype)
+            return find_predictors(self.target.log_likelihood, theta, block)
+
+        dtype = rows_dtype(kind)
+        with jax.enable_x64(True):
+            found = look(None, dtype, widen=False)
+            exact = None if found is None else look(_ROWS_TO_LOOK, np.float64, widen=True)
+        return None if found is None or exact is None else Linked(found, exact, dtype)
+
+    def _once(self, name: Any, function: Callable) -> Callable:
+        if name not in self._made:
+            self._made[name] = jax.jit(function)
+        return self._made[name]
+
+    def _pass(self, order: str, block: Mapping[str, Any] | None) -> Pass:
+        linked = None if block is None else self.linked(block, order)
+        if linked is None:
+            zero, add = functools.partial(_zero, order, self.target.space.dim), self._add
+        else:
+            zero, add = functools.partial(linked.zero, order), functools.partial(_add_linked, linked)
+        # However many rows a block has, its sums mean the same.
+        like = (order, None if linked is None or block is None else kind_of(block, num_rows=0))
+        return Pass(
+            zero,
+            self._once(("add", order, None if block is None else kind_of(block)), functools.partial(add, order)),
+            self._once(("finish", *like), functools.partial(self._finish, linked, order)),
+        )
+
+    def _add(self, order: str, total: Any, theta: Any, block: Any, weights: Any) -> Any:
+        dtype = rows_dtype(kind_of(block))
+
+        def over_rows(point: Any) -> Any:
+            rows = self.target.log_likelihood(point.astype(dtype), block).astype(jnp.float64)
+            # Rows of weight zero must not turn an infinity into NaN.
+            return jnp.sum(jnp.where(weights > 0, weights * rows, 0.0))
+
+        return _added(total, jax.vmap(_DERIVED[order](over_rows))(theta))
+
+    def _finish(self, linked: Linked | None, order: str, total: Any, theta: Any, share: Any) -> Any:
+        def prior(point: Any) -> Any:
+            return -0.5 * jnp.sum(share * point**2) if jnp.ndim(share) else share * self.target.log_prior(point)
+
+        if linked is not None:
+            total = jax.vmap(functools.partial(linked.curve, order))(total, theta)
+        return _added(total, jax.vmap(_DERIVED[order](prior))(theta))
+
+
+def kind_of(block: Mapping[str, Any], num_rows: int | None = None) -> Kind:
+    """What tells blocks apart that need another program, for as many rows as they have or as are said."""
+    return tuple(
+        (name, (len(column) if num_rows is None else num_rows, *column.shape[1:]), np.dtype(column.dtype).str)
+        for name, column in block.items()
+    )
+
+
+def rows_dtype(kind: Kind) -> Any:
+    """The rows' arithmetic is float32 where all their numbers with a point are."""
+    floats = {dtype for _, _, dtype in kind if np.dtype(dtype).kind == "f"}
+    return jnp.float32 if floats == {np.dtype(np.float32).str} else jnp.float64
+
+
+def _added(total: Any, more: Any) -> Any:
+    return jax.tree.map(jnp.add, total, more)
+
+
+def _zero(order: str, d: int, num_points: int) -> Any:
+    shapes = {"value": [()], "gradient": [(), (d,)], "diagonal": [(), (d,), (d,)], "full": [(), (d,), (d, d)]}[order]
+    parts = tuple(np.zeros((num_points, *shape)) for shape in shapes)
+    return parts if order != "value" else parts[0]
+
+
+def _add_linked(linked: Linked, order: str, total: Any, theta: Any, block: Any, weights: Any) -> Any:
+    return _added(total, per_point(lambda point: linked.sums(order, point, block, weights), theta))
+
+
+def _with_hessian(function: Callable) -> Callable:
+    def derived(point: Any) -> Any:
+        (value, gradient), along = jax.linearize(jax.value_and_grad(function), point)
+        return value, gradient, jax.vmap(lambda direction: along(direction)[1])(jnp.eye(len(point)))
+
+    return derived
+
+
+def _with_diagonal(function: Callable) -> Callable:
+    def derived(point: Any) -> Any:
+        d = len(point)
+        (value, gradient), along = jax.linearize(jax.value_and_grad(function), point)
+
+        def entry(i: Any) -> Any:
+            return along(jnp.zeros_like(point).at[i].set(1.0))[1][i]
+
+        return value, gradient, jax.lax.map(entry, jnp.arange(d), batch_size=min(d, _DIRECTIONS))
+
+    return derived
+
+
+_DERIVED: dict[str, Callable] = {
+    "value": lambda function: function,
+    "gradient": jax.value_and_grad,
+    "full": _with_hessian,
+    "diagonal": _with_diagonal,
+}
