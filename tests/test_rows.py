@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentences import refused
 
-from epvi.site.rows import as_columns, constant_columns, raw_columns, split_by, split_evenly
+from epvi.site.rows import as_columns, constant_columns, raw_columns
+from epvi.site.split import split_by, split_evenly
 
 KEY = jax.random.key(0)
 
@@ -141,8 +142,7 @@ def test_constant_columns_are_named():
 
 
 def parts(split, n):
-    order = np.arange(n)[split.order]
-    return [order[part].tolist() for part in split]
+    return [np.arange(n)[rows].tolist() for rows in split.shards]
 
 
 @given(st.integers(1, 60), st.data(), st.booleans(), st.integers(0, 3))
@@ -153,8 +153,10 @@ def test_an_even_split_has_every_row_once(n, data, shuffle, seed):
     made = parts(split, n)
     sizes = [len(part) for part in made]
     assert split.num_shards == len(made) == len(split.labels) == m
+    assert split.sizes.tolist() == sizes
     assert split.largest == max(sizes)
     assert max(sizes) - min(sizes) <= 1
+    assert all(part == sorted(part) for part in made)
     listed = [row for part in made for row in part]
     assert sorted(listed) == list(range(n))
     assert split.labels[-1] == f"{m} of {m}"
@@ -164,12 +166,13 @@ def test_an_even_split_has_every_row_once(n, data, shuffle, seed):
 
 
 def test_another_key_is_another_split_and_every_row_may_go_anywhere():
-    splits = [parts(split_evenly(12, 3, shuffle=True, key=jax.random.key(seed)), 12) for seed in range(200)]
-    assert len({str(split) for split in splits}) == 200
+    splits = [parts(split_evenly(12, 3, shuffle=True, key=jax.random.key(seed)), 12) for seed in range(1000)]
+    # Three shards can begin each of four rounds.
+    assert len({str(split) for split in splits}) == 3**4
     where = np.array([[m for row in range(12) for m in range(3) if row in split[m]] for split in splits])
     counts = np.stack([np.sum(where == m, axis=0) for m in range(3)])
-    # Each count is binomial with mean 200/3; seven standard deviations for 36 of them.
-    assert np.all(np.abs(counts - 200 / 3) < 7 * np.sqrt(200 * 2 / 9))
+    # Each count is binomial with mean 1000/3; seven standard deviations for 36 of them.
+    assert np.all(np.abs(counts - 1000 / 3) < 7 * np.sqrt(1000 * 2 / 9))
 
 
 @pytest.mark.usefixtures("untyped")

@@ -26,9 +26,14 @@ _lock = threading.Lock()
 _pools: dict[int, ProcessPoolExecutor] = {}
 
 
+def size_of(number: int | None) -> int:
+    """How many workers that is: one per core unless said."""
+    return loky.cpu_count() if number is None else at_least("executor", number, 1)
+
+
 def workers(number: int | None) -> ProcessPoolExecutor:
     """The pool of this many workers (one per core unless said), as the last call left it."""
-    size = loky.cpu_count() if number is None else at_least("executor", number, 1)
+    size = size_of(number)
     with _lock:
         if size not in _pools or not _takes_work(_pools[size]):
             _pools[size] = ProcessPoolExecutor(

@@ -32,9 +32,11 @@ from epvi.site.density import block_size
 from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.recipe import read_rows
-from epvi.site.rows import Columns, Split, split_by, split_evenly
+from epvi.site.rows import Columns
 from epvi.site.shard import Part, Plan, as_inference, as_model, provenance
-from epvi.worker import HeldRows, Job, MappedRows, run_shard
+from epvi.site.split import Split, split_by, split_evenly
+from epvi.store import write_rows
+from epvi.worker import HeldRows, Job, run_shard
 from epvi.workfolder import WorkFolder, remove_dead
 
 # Shard m uses the m-th key; the split's is out of their reach.
@@ -67,8 +69,8 @@ def fit(
     """The posterior of all rows, from `shards` parts that are fitted independently of each other.
 
     `rows` is a mapping of columns with one entry per row in each, a data frame, a path or glob, or `Rows`. They are
-    shuffled before they are split, unless `shuffle=False` (then shards are runs of rows in their order) or `by` names a
-    column with one value per shard. `inference` fits a shard (`NVI()`), `product` multiplies the fits (as in
+    dealt out at random, unless `shuffle=False` (then shards are runs of rows in their order) or `by` names a column
+    with one value per shard. `inference` fits a shard (`NVI()`), `product` multiplies the fits (as in
     `multiply`). `executor` is any `concurrent.futures.Executor`, or a number of processes of epvi's own pool (all cores
     unless said). The same seed gives the same answer for any number of workers. `work` is a folder in which each
     shard's fit is kept as soon as it is finished: run again, only what is missing is done. `progress` shows a bar (on a
@@ -84,50 +86,52 @@ def fit(
     key_data = np.asarray(jax.random.key_data(key))
     plan = Plan(inference, size, key_data, provenance(model, programs, table), table.hash_key)
     job = Job(_as_bytes(model), plan, None)
-    columns = {name: column[split.order] for name, column in table.columns.items()}
     with ShardProgress(split.num_shards, progress) as bar:
-        fits = _fit_shards(job, columns, _parts(split), executor, bar, WorkFolder(Path(work)) if work else None)
+        fits = _fit_shards(job, table.columns, split, executor, bar, WorkFolder(Path(work)) if work else None)
         return _combined(fits, product, seed, bar)
-
-
-def _parts(split: Split) -> list[tuple[Part, slice]]:
-    m = split.num_shards
-    parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
-    return list(zip(parts, split, strict=True))
 
 
 def _fit_shards(
     job: Job,
     columns: Columns,
-    parts: list[tuple[Part, slice]],
+    split: Split,
     executor: Executor | int | None,
     bar: ShardProgress,
     work: WorkFolder | None,
 ) -> list[ShardFit]:
     """Fit all shards but those that the work folder has already, there or in this machine's processes."""
-    done = _already(work, job.plan, columns, parts)
-    left = [(part, rows) for part, rows in parts if part.shard not in done]
+    m = split.num_shards
+    parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
+    done = _already(work, job.plan, columns, parts, split)
+    left = [part for part in parts if part.shard not in done]
     if isinstance(executor, Executor):
-        tasks = [(part, HeldRows({name: column[rows] for name, column in columns.items()})) for part, rows in left]
+        tasks = [(part, HeldRows(_taken(columns, split, part))) for part in left]
         return _run(executor, job, tasks, done, bar, work)
     if not left:
         return [done[shard] for shard in sorted(done)]
     with pool.stopped_on_interrupt(), _folder(work) as folder:
-        sweeps = _share(columns, len(parts), folder)
-        job = dataclasses.replace(job, sweeps=sweeps)
-        tasks = [(part, MappedRows(folder, tuple(columns), rows)) for part, rows in left]
+        workers = pool.workers(executor)
+        sweeps = folder / "sweeps.npy"
+        np.save(sweeps, np.zeros(m, np.int32))
+        bar.say("reading rows")
+        mapped = write_rows(columns, split, folder, min(pool.size_of(executor), m))
+        bar.say("fitting shards")
+        tasks = [(part, mapped[part.shard - 1]) for part in left]
         bar.watch(sweeps)
-        return _run(pool.workers(executor), job, tasks, done, bar, work)
+        return _run(workers, dataclasses.replace(job, sweeps=sweeps), tasks, done, bar, work)
+
+
+def _taken(columns: Columns, split: Split, part: Part) -> Columns:
+    return {name: column[split.shards[part.shard - 1]] for name, column in columns.items()}
 
 
 def _already(
-    work: WorkFolder | None, plan: Plan, columns: Columns, parts: list[tuple[Part, slice]]
+    work: WorkFolder | None, plan: Plan, columns: Columns, parts: list[Part], split: Split
 ) -> dict[int, ShardFit]:
     if work is None:
         return {}
     work.tidy()
-    held = ((part, {name: column[rows] for name, column in columns.items()}) for part, rows in parts)
-    found = {part.shard: work.fit_of(part, plan, rows) for part, rows in held}
+    found = {part.shard: work.fit_of(part, plan, lambda part=part: _taken(columns, split, part)) for part in parts}
     return {shard: fit for shard, fit in found.items() if fit is not None}
 
 
@@ -182,15 +186,6 @@ def _folder(work: WorkFolder | None) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _share(columns: Columns, num_shards: int, folder: Path) -> Path:
-    """Write the columns, ordered by shard, for workers to map, and a place to count sweeps."""
-    for i, column in enumerate(columns.values()):
-        np.save(folder / f"{i}.npy", column)
-    sweeps = folder / "sweeps.npy"
-    np.save(sweeps, np.zeros(num_shards, np.int32))
-    return sweeps
 
 
 def _run(

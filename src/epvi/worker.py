@@ -17,6 +17,7 @@ from epvi.handover import ShardFit
 from epvi.site.model import Model
 from epvi.site.rows import Columns
 from epvi.site.shard import Part, Plan, fit_columns
+from epvi.store import MappedRows
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -27,20 +28,6 @@ class Job:
     plan: Plan
     # Where sweeps are counted for the progress bar: an array of one int32 per shard, or None.
     sweeps: Path | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class MappedRows:
-    """A slice of columns that are `.npy` files in a folder."""
-
-    folder: Path
-    names: tuple[str, ...]
-    part: slice
-
-    def columns(self) -> Columns:
-        """The slice, memory-mapped."""
-        files = {name: self.folder / f"{i}.npy" for i, name in enumerate(self.names)}
-        return {name: np.load(file, mmap_mode="r")[self.part] for name, file in files.items()}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

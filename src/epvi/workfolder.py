@@ -9,7 +9,7 @@ import dataclasses
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +50,8 @@ class WorkFolder:
         width = len(str(part.num_shards))
         return self.path / f"shard-{part.shard:0{width}d}-of-{part.num_shards}.epvi"
 
-    def fit_of(self, part: Part, plan: Plan, columns: Columns) -> ShardFit | None:
-        """The part's fit if it is there; refused when it is that of another run."""
+    def fit_of(self, part: Part, plan: Plan, columns: Callable[[], Columns]) -> ShardFit | None:
+        """The part's fit if it is there; refused when it is that of another run, or of other rows than `columns()`."""
         file = self.file(part)
         if not file.exists():
             return None
@@ -59,7 +59,7 @@ class WorkFolder:
             found = load(file)
         except EpviError as error:
             raise EpviError(f"{str(error).partition('. Ask')[0].rstrip('.')}: remove it and run again.") from error
-        expected = dataclasses.replace(plan.provenance(), rows=hash_rows(columns, plan.hash_key))
+        expected = dataclasses.replace(plan.provenance(), rows=hash_rows(columns(), plan.hash_key))
         if not isinstance(found, ShardFit) or (found.shard, found.prior) != (part.shard, part.prior):
             raise EpviError(f"{file} is not shard {part.label} of this run: {_REMEDY}")
         other = _other(found.made_of, expected)

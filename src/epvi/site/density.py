@@ -19,13 +19,15 @@ from jaxtyping import Float
 
 from epvi.errors import EpviError
 from epvi.site.programs import Pass, Programs
-from epvi.site.rows import Columns
+from epvi.site.rows import Columns, let_go
 
 # Intermediate numbers per block that stay in a core's cache.
 _CACHE = 2**20
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 2**14
 # Blocks of a part of the rows, whose passes are short anyway.
 _PART_BLOCK = 2**11
+# Bytes of rows from files that stay in memory once they were read.
+_WINDOW = 2**25
 # A shard without a share of the prior can have parameters of which its rows say nothing, such as the scale of a
 # hierarchy. There its density is flat and others bound it: a Gaussian of this precision, next to nothing, is put there.
 _NEXT_TO_NOTHING = 1e-8
@@ -162,7 +164,7 @@ class Subposterior:
     def _sweep(self, program: Callable[[Any], Pass], theta: np.ndarray) -> Any:
         """One pass over all blocks."""
         start = time.perf_counter()
-        made = program(next((block for block, _ in self._blocks()), None))
+        made = program(next(iter(self._blocks()), (None, None))[0])
         with jax.enable_x64(True):
             points = jnp.asarray(theta, jnp.float64)
             total = made.zero(len(theta))
@@ -175,12 +177,17 @@ class Subposterior:
 
     def _blocks(self) -> Iterator[tuple[Columns, np.ndarray]]:
         """Blocks of one size with their weights; the last repeats its last row with weight zero."""
-        size = self.rows_per_block
+        size, held = self.rows_per_block, 0
         weights = np.full(size, float(self.weight))
+        window = size * max(_WINDOW // sum(size * c[:1].nbytes for c in self.rows.values()), 1) if self.rows else size
         for start in range(0, self.num_rows, size):
+            if start - held >= window:
+                let_go(self.rows, held, start)
+                held = start
             block = {name: column[start : start + size] for name, column in self.rows.items()}
             short = start + size - self.num_rows
             if short > 0:
                 block = {name: np.concatenate([c, np.repeat(c[-1:], short, axis=0)]) for name, c in block.items()}
                 weights = np.where(np.arange(size) < size - short, float(self.weight), 0.0)
             yield block, weights
+        let_go(self.rows, held, self.num_rows)

@@ -18,7 +18,7 @@ import numpy as np
 from epvi.float64 import promotion_allowed
 from epvi.site.inspection import FEW
 from epvi.site.programs import Programs
-from epvi.site.rows import Columns
+from epvi.site.rows import Columns, let_go
 
 _POINTS = 3
 _GOLDEN = 0.6180339887498949
@@ -88,6 +88,7 @@ def hash_rows(columns: Columns, key: str) -> str:
     for start in range(0, n, block):
         # The sum over rows of a mix of each row's numbers: the same in any order.
         total += _mixed([columns[name][start : start + block] for name in names])
+        let_go(columns, start, start + block)
     said = repr((n, names, [columns[name].shape[1:] for name in names], total.tolist()))
     digest = hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()[:32]
     # Sites with different keys would never find the same rows: four digits tell keys apart, and tell nobody the key.

@@ -1,17 +1,13 @@
-"""Rows in memory, and how they are split.
+"""Rows as columns: a mapping of arrays with one leading axis -> checked NumPy columns, in memory or in files."""
 
-Takes a mapping of arrays with one leading axis; gives checked NumPy columns, and the order in which rows go to shards.
-"""
-
-import dataclasses
-from collections.abc import Iterator, Mapping
+import mmap
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
 from epvi.errors import EpviError
-from epvi.validation import at_least
 
 Columns = dict[str, np.ndarray]
 
@@ -83,63 +79,32 @@ def constant_columns(columns: Columns) -> list[str]:
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Split:
-    """Which rows belong to which shard: shard m has rows `order[bounds[m]:bounds[m + 1]]`."""
-
-    order: np.ndarray | slice
-    bounds: np.ndarray
-    labels: tuple[str, ...]
-
-    @property
-    def num_shards(self) -> int:
-        """The number M of shards."""
-        return len(self.labels)
-
-    def __iter__(self) -> Iterator[slice]:
-        """The shards' slices of the ordered rows."""
-        return (slice(int(a), int(b)) for a, b in zip(self.bounds[:-1], self.bounds[1:], strict=True))
-
-    @property
-    def largest(self) -> int:
-        """The number of rows of the largest shard."""
-        return int(np.max(np.diff(self.bounds)))
-
-
-def split_evenly(num_rows: int, num_shards: int, *, shuffle: bool, key: jax.Array) -> Split:
-    """Shards of sizes that differ by at most one row, after a seeded permutation or in the given order."""
-    num_shards = at_least("shards", num_shards, 1)
-    if num_shards > num_rows:
-        raise EpviError(f"there are {num_shards:,} shards for {num_rows:,} rows: take at most one shard per row.")
-    order = generator(key).permutation(num_rows) if shuffle and num_shards > 1 else slice(None)
-    sizes = np.full(num_shards, num_rows // num_shards)
-    sizes[: num_rows % num_shards] += 1
-    labels = tuple(f"{m + 1} of {num_shards}" for m in range(num_shards))
-    return Split(order, np.concatenate([[0], np.cumsum(sizes)]), labels)
-
-
-def split_by(rows: Mapping[str, Any], by: str) -> Split:
-    """One shard per value of a column (numbers, text or dates), in the order of the sorted values."""
-    if by not in rows:
-        raise EpviError(f"there is no column {by!r} to split by: the rows have {', '.join(map(str, rows))}.")
-    column = plain_array(by, rows[by])
-    if column.ndim != 1:
-        raise EpviError(f"column {by!r} has shape {column.shape}: split by a column with one value per row.")
-    if column.dtype.kind == "O":
-        missing = sum(value is None or value != value for value in column)
-        column = column.astype(str)
-    else:
-        missing = int(np.count_nonzero(column != column))
-    if missing:
-        raise EpviError(f"column {by!r} has {missing:,} missing values: every row needs a shard.")
-    values, shard = np.unique(column, return_inverse=True)
-    if len(values) < 2:
-        raise EpviError(f"column {by!r} has one value in all rows: there is nothing to split by.")
-    counts = np.bincount(shard, minlength=len(values))
-    labels = tuple(f"{m + 1} of {len(values)} ({by} = {value})" for m, value in enumerate(values))
-    return Split(np.argsort(shard, kind="stable"), np.concatenate([[0], np.cumsum(counts)]), labels)
-
-
 def generator(key: jax.Array) -> np.random.Generator:
     """NumPy's generator for a JAX key: draws on the host that are the same on every machine."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
+
+
+class RowsFile(mmap.mmap):
+    """A file of rows that is mapped to be read: what was read of it can be let go, and is there again when needed."""
+
+
+def map_rows(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """A column that lies in a file as plain numbers."""
+    with open(file, "rb") as opened:
+        return np.ndarray(shape, dtype, RowsFile(opened.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def let_go(columns: Columns, start: int, stop: int) -> None:
+    """Give back the memory of rows that were read from their files; of others nothing is given back."""
+    for column in columns.values():
+        file = column
+        while file is not None and not isinstance(file, RowsFile):
+            file = getattr(file, "base", None)
+        if file is None or not hasattr(file, "madvise"):
+            continue
+        begin, width = column.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data, column.strides[0]
+        # Pages that hold other rows as well stay.
+        first = -(-(begin + start * width) // mmap.PAGESIZE) * mmap.PAGESIZE
+        last = (begin + min(stop, len(column)) * width) // mmap.PAGESIZE * mmap.PAGESIZE
+        if last > first:
+            file.madvise(mmap.MADV_DONTNEED, first, last - first)

@@ -1,0 +1,90 @@
+"""Which rows go to which shard.
+
+Takes the number of rows, or a column; gives for each shard where its rows are. Nothing is moved.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from epvi.errors import EpviError
+from epvi.site.rows import generator, plain_array
+from epvi.validation import at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """Shards with their labels: `shards[m]` has the rows of shard m, as a slice or as increasing numbers."""
+
+    shards: tuple[slice | np.ndarray, ...]
+    sizes: np.ndarray
+    labels: tuple[str, ...]
+
+    @property
+    def num_shards(self) -> int:
+        """The number M of shards."""
+        return len(self.labels)
+
+    @property
+    def largest(self) -> int:
+        """The number of rows of the largest shard."""
+        return int(np.max(self.sizes))
+
+
+def split_evenly(num_rows: int, num_shards: int, *, shuffle: bool, key: jax.Array) -> Split:
+    """Shards of sizes that differ by at most one row, dealt out at random or as runs of rows.
+
+    Of every M rows that follow each other each shard is dealt one, at random: shards are alike even where the rows have
+    an order, and reading a shard is reading forwards.
+    """
+    num_shards = at_least("shards", num_shards, 1)
+    if num_shards > num_rows:
+        raise EpviError(f"there are {num_shards:,} shards for {num_rows:,} rows: take at most one shard per row.")
+    sizes = np.full(num_shards, num_rows // num_shards)
+    sizes[: num_rows % num_shards] += 1
+    labels = tuple(f"{m + 1} of {num_shards}" for m in range(num_shards))
+    if not shuffle or num_shards == 1:
+        ends = np.cumsum(sizes)
+        return Split(tuple(slice(int(b - n), int(b)) for b, n in zip(ends, sizes, strict=True)), sizes, labels)
+    return Split(tuple(_dealt(num_rows, num_shards, key)), sizes, labels)
+
+
+def _dealt(num_rows: int, num_shards: int, key: jax.Array) -> list[np.ndarray]:
+    """Round by round, starting at a random shard; what is left after the last whole round goes to the first shards."""
+    rounds = num_rows // num_shards
+    kind = np.min_scalar_type(num_rows)
+    first = generator(key).integers(num_shards, size=rounds, dtype=np.min_scalar_type(num_shards))
+    starts = np.arange(rounds, dtype=kind) * kind.type(num_shards)
+    shards = []
+    for m in range(num_shards):
+        # Where shard m is in a round whose first row goes to shard `first`.
+        place = (first.astype(kind) + kind.type(m)) % kind.type(num_shards)
+        rows = starts + place
+        extra = rounds * num_shards + m
+        shards.append(np.append(rows, kind.type(extra)) if extra < num_rows else rows)
+    return shards
+
+
+def split_by(rows: Mapping[str, Any], by: str) -> Split:
+    """One shard per value of a column (numbers, text or dates), in the order of the sorted values."""
+    if by not in rows:
+        raise EpviError(f"there is no column {by!r} to split by: the rows have {', '.join(map(str, rows))}.")
+    column = plain_array(by, rows[by])
+    if column.ndim != 1:
+        raise EpviError(f"column {by!r} has shape {column.shape}: split by a column with one value per row.")
+    if column.dtype.kind == "O":
+        missing = sum(value is None or value != value for value in column)
+        column = column.astype(str)
+    else:
+        missing = int(np.count_nonzero(column != column))
+    if missing:
+        raise EpviError(f"column {by!r} has {missing:,} missing values: every row needs a shard.")
+    values, shard = np.unique(column, return_inverse=True)
+    if len(values) < 2:
+        raise EpviError(f"column {by!r} has one value in all rows: there is nothing to split by.")
+    sizes = np.bincount(shard, minlength=len(values))
+    labels = tuple(f"{m + 1} of {len(values)} ({by} = {value})" for m, value in enumerate(values))
+    return Split(tuple(np.split(np.argsort(shard, kind="stable"), np.cumsum(sizes)[:-1])), sizes, labels)

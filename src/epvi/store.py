@@ -1,0 +1,103 @@
+"""Rows in files, in the order of shards, for workers to map: written once, read by all, held by none.
+
+Takes columns and a split; writes one file of plain numbers per column. A worker maps its shard's part of each.
+"""
+
+import dataclasses
+import itertools
+import math
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from epvi.errors import EpviError
+from epvi.site.rows import Columns, map_rows
+from epvi.site.split import Split
+
+# Bytes that are gathered and written at a time.
+_PIECE = 2**21
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """One column's file: the type of its numbers and the shape of a row's entry."""
+
+    name: str
+    file: str
+    dtype: str
+    entry: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Bytes per row."""
+        return math.prod(self.entry) * np.dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class MappedRows:
+    """A run of rows in a folder of columns."""
+
+    folder: Path
+    listed: tuple[Column, ...]
+    num_rows: int
+    part: slice
+
+    def columns(self) -> Columns:
+        """The rows, mapped from their files."""
+        made = {}
+        for column in self.listed:
+            shape = (self.num_rows, *column.entry)
+            made[column.name] = map_rows(self.folder / column.file, np.dtype(column.dtype), shape)[self.part]
+        return made
+
+
+def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -> list[MappedRows]:
+    """Write all columns, a shard's rows after another's; gives each shard's."""
+    bounds = np.concatenate([[0], np.cumsum(split.sizes)]).tolist()
+    num_rows = bounds[-1]
+    listed = tuple(
+        Column(name, f"{i}.rows", column.dtype.str, column.shape[1:])
+        for i, (name, column) in enumerate(columns.items())
+    )
+    try:
+        for column in listed:
+            # Never empty, which cannot be mapped.
+            with open(folder / column.file, "wb") as file:
+                file.truncate(max(num_rows * column.width, 1))
+        with ThreadPoolExecutor(num_threads) as threads:
+            jobs = [
+                threads.submit(_write, folder / column.file, columns[column.name], rows, bounds[m] * column.width)
+                for m, rows in enumerate(split.shards)
+                for column in listed
+            ]
+            for job in jobs:
+                job.result()
+    except OSError as error:
+        raise EpviError(
+            f"rows cannot be written to {str(folder.parent)!r} for the workers ({error.strerror or error}): make room,"
+            " or set TMPDIR to a folder that has it."
+        ) from error
+    return [MappedRows(folder, listed, num_rows, slice(a, b)) for a, b in itertools.pairwise(bounds)]
+
+
+def _write(path: Path, column: np.ndarray, rows: slice | np.ndarray, offset: int) -> None:
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(offset)
+        for piece in _pieces(column, rows):
+            left = piece.reshape(-1).view(np.uint8).data
+            while left:
+                left = left[os.write(file.fileno(), left) :]
+
+
+def _pieces(column: np.ndarray, rows: slice | np.ndarray) -> Iterator[np.ndarray]:
+    """A shard's rows, a few at a time."""
+    size = max(_PIECE // max(column.strides[0], column[:1].nbytes, 1), 1)
+    if isinstance(rows, slice):
+        for start in range(rows.start, rows.stop, size):
+            yield np.ascontiguousarray(column[start : min(start + size, rows.stop)])
+        return
+    for start in range(0, len(rows), size):
+        yield np.take(column, rows[start : start + size], axis=0)
