@@ -1,7 +1,7 @@
 """What epvi is measured beside in tall.py: Newton's method for reference, scikit-learn's point, and NumPyro's SVI.
 
-All fit the model of `epvi.models.logistic` (scikit-learn its likelihood with its own default penalty) to columns x (n, V)
-and labels y (n,).
+All fit the model of `epvi.models.logistic` (scikit-learn its likelihood with its own default penalty) to columns x
+(n, V) and labels y (n,).
 """
 
 import time
@@ -76,8 +76,8 @@ def scikit_learn(rows: Rows) -> Fitted:
 def scikit_learn_said() -> str:
     settings = LogisticRegression().get_params()
     return (
-        f"scikit-learn {sklearn.__version__}: {settings['solver']}, C = {settings['C']:g}, until no derivative of the mean"
-        f" loss is above {settings['tol']:g} or after {settings['max_iter']} iterations"
+        f"scikit-learn {sklearn.__version__}: {settings['solver']}, C = {settings['C']:g}, until no derivative of the"
+        f" mean loss is above {settings['tol']:g} or after {settings['max_iter']} iterations"
     )
 
 
@@ -138,9 +138,9 @@ class Run(NamedTuple):
 def svi(kind: Kind, rows: Rows, held_out: Rows, reference: Gaussian, seconds: float) -> Run:
     """Run until it has the posterior, or for so many seconds."""
     checked = {name: column[:_MOST_CHECKED] for name, column in held_out.items()}
-    best, names = nll(reference, checked), ["alpha", "w"]
+    best = nll(reference, checked)
     x, y = jnp.asarray(rows["x"]), jnp.asarray(rows["y"], jnp.float32)
-    zero = dict(zip(names, (jnp.ones(()), jnp.zeros(x.shape[1])), strict=True))
+    zero = {"alpha": jnp.ones(()), "w": jnp.zeros(x.shape[1])}
     guide = kind.guide(model, init_loc_fn=init_to_value(values=zero), init_scale=0.01)
     adam = numpyro.optim.Adam(lambda i: kind.step * 0.5 ** (i / kind.half))
     engine = SVI(model, guide, adam, Trace_ELBO())
