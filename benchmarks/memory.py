@@ -38,12 +38,11 @@ def taken(pid: int) -> Memory:
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
         return Memory()
-    sums, largest = [0, 0, 0], 0
-    for one in [pid, *children]:
-        kilobytes = _rollup(one)
-        sums = [s + kilobytes.get(name, 0) for s, name in zip(sums, ("Pss_Anon", "Pss_File", "Pss_Shmem"), strict=True)]
-        largest = max(largest, kilobytes.get("Rss", 0) if one != pid else 0)
-    return Memory(*(1024 * part for part in sums), 1024 * largest)
+    looks = {one: _rollup(one) for one in [pid, *children]}
+    anonymous, file, shared = (
+        sum(look.get(name, 0) for look in looks.values()) for name in ("Pss_Anon", "Pss_File", "Pss_Shmem")
+    )
+    return Memory(anonymous, file, shared, max((looks[child].get("Rss", 0) for child in children), default=0))
 
 
 class Watch:
@@ -72,9 +71,9 @@ class Watch:
 
 
 def _rollup(pid: int) -> dict[str, int]:
-    """Kilobytes by name; of a process that has just ended, nothing."""
+    """Bytes by name; of a process that has just ended, nothing."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:
         return {}
-    return {name.rstrip(":"): int(amount) for name, amount, *_ in map(str.split, lines)}
+    return {name.rstrip(":"): 1024 * int(amount) for name, amount, *_ in map(str.split, lines)}

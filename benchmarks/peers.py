@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import sklearn
+import sklearn  # pyright: ignore[reportMissingImports] (only the extra `bench` has it)
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoMultivariateNormal, AutoNormal
 from scipy.special import expit, log_expit, logsumexp
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression  # pyright: ignore[reportMissingImports]
 
 Rows = dict[str, np.ndarray]
 
@@ -51,9 +51,8 @@ def newton(rows: Rows) -> Fitted:
     """The mode of (w, log alpha) and Laplace's covariance of w there, in float64, all rows at every iteration."""
     x, y = rows["x"], rows["y"]
     w, step, curvature = np.zeros(x.shape[1]), np.inf, np.eye(x.shape[1])
-    shape, iterations = _A + len(w) / 2, 0
+    alpha, shape, iterations = 1.0, _A + len(w) / 2, 0
     while np.max(np.abs(step) * np.sqrt(np.diag(curvature))) > 1e-6:
-        alpha = shape / (_B + w @ w / 2) if iterations else 1.0  # the best one for this w
         gradient, curvature = -alpha * w, alpha * np.eye(len(w))
         for start in range(0, len(y), _BLOCK):
             block = x[start : start + _BLOCK].astype(np.float64)
@@ -62,6 +61,7 @@ def newton(rows: Rows) -> Fitted:
             curvature += (block.T * (p * (1 - p))) @ block
         step = np.linalg.solve(curvature, gradient)
         w, iterations = w + step, iterations + 1
+        alpha = shape / (_B + w @ w / 2)  # the best one for this w
     # Minus the second derivative by log alpha is alpha (b + w'w/2) = a + V/2, and by log alpha and w it is alpha w.
     return Fitted(Gaussian(w, np.linalg.inv(curvature - np.outer(alpha * w, alpha * w) / shape)), iterations)
 
@@ -107,7 +107,7 @@ def model(x: Any, y: Any, scale: float) -> None:
 
 
 class Kind(NamedTuple):
-    """One way to run SVI: Adam's step begins at `step` and halves every `half` steps; no `batch` is all rows."""
+    """One way to run SVI: Adam's step is `step` / (1 + i / `half`) after i steps; no `batch` is all rows."""
 
     name: str
     guide: Callable[..., AutoGuide]
@@ -142,7 +142,7 @@ def svi(kind: Kind, rows: Rows, held_out: Rows, reference: Gaussian, seconds: fl
     x, y = jnp.asarray(rows["x"]), jnp.asarray(rows["y"], jnp.float32)
     zero = {"alpha": jnp.ones(()), "w": jnp.zeros(x.shape[1])}
     guide = kind.guide(model, init_loc_fn=init_to_value(values=zero), init_scale=0.01)
-    adam = numpyro.optim.Adam(lambda i: kind.step * 0.5 ** (i / kind.half))
+    adam = numpyro.optim.Adam(lambda i: kind.step / (1 + i / kind.half))
     engine = SVI(model, guide, adam, Trace_ELBO())
     batch = min(kind.batch or len(y), len(y))
     state = engine.init(jax.random.key(0), x[:batch], y[:batch], 1.0)
