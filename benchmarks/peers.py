@@ -118,10 +118,10 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("AutoNormal, all rows", AutoNormal, None, 0.05, 300, 10),
-    Kind("AutoNormal, batches", AutoNormal, 10_000, 0.02, 10_000, 500),
-    Kind("AutoMultivariateNormal, all rows", AutoMultivariateNormal, None, 0.05, 300, 10),
-    Kind("AutoMultivariateNormal, batches", AutoMultivariateNormal, 10_000, 0.02, 10_000, 500),
+    Kind("AutoNormal, all rows", AutoNormal, None, 0.05, 3000, 10),
+    Kind("AutoNormal, batches", AutoNormal, 10_000, 0.02, 5000, 500),
+    Kind("AutoMultivariateNormal, all rows", AutoMultivariateNormal, None, 0.05, 3000, 10),
+    Kind("AutoMultivariateNormal, batches", AutoMultivariateNormal, 10_000, 0.02, 5000, 500),
 )
 
 

@@ -33,5 +33,6 @@ def median_seconds(turns: list[Turn]) -> float:
     return float(np.median([turn.seconds for turn in turns]))
 
 
-def verdict(met: bool, target: str) -> str:
-    return f"{'met' if met else 'MISSED'}: {target}"
+def verdict(met: bool | None, target: str) -> str:
+    """None when the run was too short to tell."""
+    return f"{'open' if met is None else 'met' if met else 'MISSED'}: {target}"
