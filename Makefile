@@ -4,7 +4,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 READY := .venv/ready-$(VERSION)
 RUN := .venv/bin
 
-.PHONY: demo test test-all check format bench clean
+.PHONY: demo test test-all check format bench bench-tall clean
 
 demo: $(READY)
 	$(RUN)/python examples/demo.py
@@ -32,6 +32,11 @@ bench: $(READY)
 	$(RUN)/python benchmarks/missing.py
 	$(RUN)/python benchmarks/first_call.py
 	$(RUN)/python benchmarks/files.py
+
+# Its own target: it takes an hour, and the peers need more packages.
+bench-tall: $(READY)
+	$(RUN)/pip install --quiet --editable '.[bench]'
+	$(RUN)/python benchmarks/tall.py
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epvi needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another with PYTHON=python3.12")'

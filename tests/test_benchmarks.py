@@ -8,6 +8,7 @@ import numpy as np
 import plain
 import products
 import pytest
+import susy
 
 from epvi import Exact, multiply
 
@@ -40,6 +41,41 @@ def test_the_benchmark_prints_its_table():
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     for way in ("Chain", "Exact", "Subset", "Anchored"):
         assert way in done.stdout
+
+
+def test_rows_like_susys_have_its_means_scales_and_correlations():
+    n = 200_000
+    x = susy.susy_like(n, 0, standardised=False)["x"].astype(np.float64)
+    assert x.shape == (n, len(susy.COLUMNS))
+    # Four standard errors of each; that of a correlation r is (1 - r²)/√n.
+    np.testing.assert_array_less(np.abs(x.mean(axis=0) - susy.MEANS) / susy.SCALES, 4 / np.sqrt(n))
+    np.testing.assert_array_less(np.abs(x.std(axis=0) / susy.SCALES - 1), 4 / np.sqrt(2 * n))
+    below = np.tril_indices(len(susy.COLUMNS), -1)
+    expected, found = susy.correlations()[below], np.corrcoef(x.T)[below]
+    np.testing.assert_array_less(np.abs(found - expected), 4.5 * (1 - expected**2) / np.sqrt(n))
+    assert np.min(np.linalg.eigvalsh(susy.correlations())) > 0.001
+
+
+def test_rows_like_susys_have_the_labels_of_their_logistic_model():
+    n = 200_000
+    rows = susy.susy_like(n, 1)
+    x, y = rows["x"].astype(np.float64), rows["y"]
+    p = 1 / (1 + np.exp(-(x @ susy.COEFFICIENTS)))
+    assert set(np.unique(y)) == {0, 1}
+    assert abs(y.mean() - 0.5) < 4 * 0.5 / np.sqrt(n)
+    score, error = (y - p) @ x, np.sqrt((p * (1 - p)) @ x**2)
+    np.testing.assert_array_less(np.abs(score) / error, 4.5)
+
+
+def test_rows_like_susys_come_again_by_their_seed_and_are_the_first_of_more():
+    few, again, more, other = (susy.susy_like(n, seed) for n, seed in ((1000, 3), (1000, 3), (140_000, 3), (1000, 4)))
+    for name in ("x", "y"):
+        np.testing.assert_array_equal(few[name], again[name])
+        np.testing.assert_array_equal(few[name], more[name][:1000])
+        assert np.any(few[name] != other[name])
+    assert not np.array_equal(more["x"][:1000], more["x"][2**17 : 2**17 + 1000])
+    units = susy.susy_like(1000, 3, standardised=False)["x"]
+    np.testing.assert_allclose((units - susy.MEANS) / susy.SCALES, few["x"], atol=1e-4)
 
 
 def test_the_files_benchmark_prints_its_tables_and_no_hostile_epvi_file_is_taken():

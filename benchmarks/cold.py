@@ -1,0 +1,141 @@
+"""The part `cold` of tall.py: from a Parquet file to a saved answer in fresh interpreters, and the memory of it all.
+
+Both peers read the same file, which the machine's page cache holds after the first run. epvi keeps what it compiled in
+the folder that EPVI_CACHE names: empty for the very first run, and as that run left it for the others.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+from memory import GB, Memory, Watch, taken
+from rounds import in_turn, median_seconds, timed, verdict
+from susy import COLUMNS, Rows
+
+COLD_RATIO, MOST_RESIDENT, MOST_OF_DATA = 2.5, 1 * GB, 1.5
+
+EPVI = """
+import sys, epvi
+from epvi.models import logistic
+source, answer, seed, *names = sys.argv[1:]
+posterior = epvi.fit(logistic, epvi.Rows(source, x=names, y="y"), 2, executor=2, seed=int(seed))
+posterior.save(answer)
+"""
+
+SCIKIT_LEARN = """
+import sys, numpy, pyarrow.parquet
+from sklearn.linear_model import LogisticRegression
+source, answer, seed, *names = sys.argv[1:]
+table = pyarrow.parquet.read_table(source)
+x = numpy.empty((table.num_rows, len(names)), numpy.float32)
+for i, name in enumerate(names):
+    x[:, i] = table[name].to_numpy()
+numpy.save(answer, LogisticRegression(fit_intercept=False).fit(x, table["y"].to_numpy()).coef_)
+"""
+
+# Says when it is ready for the rows, and waits.
+ARRAYS = """
+import sys, epvi
+from epvi.models import logistic
+from susy import susy_like
+num_rows, seed = map(int, sys.argv[1:])
+epvi.fit(logistic, susy_like(2000, seed), 2, executor=2, seed=seed)
+print("ready", flush=True)
+sys.stdin.readline()
+rows = susy_like(num_rows, seed)
+epvi.fit(logistic, rows, 2, executor=2, seed=seed)
+"""
+
+
+def write_parquet(rows: Rows, path: Path) -> Path:
+    columns = {name: rows["x"][:, i] for i, name in enumerate(COLUMNS)}
+    pyarrow.parquet.write_table(pyarrow.table({**columns, "y": rows["y"]}), path)
+    return path
+
+
+def cold(rows: Rows, seed: int, repeats: int) -> None:
+    """Print the part's tables and verdicts."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        file = write_parquet(rows, folder / "rows.parquet")
+        environment = _environment(folder / "cache")
+        arguments = [str(seed), *COLUMNS]
+
+        def run(code: str, answer: str) -> None:
+            command = [sys.executable, "-c", code, str(file), str(folder / answer), *arguments]
+            subprocess.run(command, check=True, env=environment)
+
+        print(
+            f"Cold: {len(rows['y']):,} rows from a Parquet file of {file.stat().st_size / GB:.2f} GB to a saved answer,"
+            " in fresh interpreters"
+        )
+        first = timed(lambda: run(EPVI, "posterior.epvi")).seconds
+        run(SCIKIT_LEARN, "coef.npy")
+        turns = in_turn(
+            {"epvi": lambda: run(EPVI, "posterior.epvi"), "scikit-learn": lambda: run(SCIKIT_LEARN, "coef.npy")},
+            repeats,
+            warm=True,
+        )
+        epvi_seconds, peer_seconds = (median_seconds(turns[peer]) for peer in ("epvi", "scikit-learn"))
+        print(f"{'epvi, two workers, nothing compiled before':46s}{first:8.2f} s{first / peer_seconds:8.2f}x")
+        print(f"{'epvi, two workers':46s}{epvi_seconds:8.2f} s{epvi_seconds / peer_seconds:8.2f}x")
+        print(f"{'scikit-learn':46s}{peer_seconds:8.2f} s{1:8.2f}x")
+        ratio = epvi_seconds / peer_seconds
+        print(verdict(ratio <= COLD_RATIO, f"cold at most {COLD_RATIO}x scikit-learn's cold; it is {ratio:.2f}x"))
+        command = [sys.executable, "-c", EPVI, str(file), str(folder / "posterior.epvi"), *arguments]
+        from_file = _peak(command, environment)
+        memory(rows, seed, from_file, environment)
+
+
+def memory(rows: Rows, seed: int, from_file: Memory, environment: dict[str, str]) -> None:
+    """Print what a run from a file took, and one from arrays."""
+    data = sum(column.nbytes for column in rows.values())
+    command = [sys.executable, "-c", ARRAYS, str(len(rows["y"])), str(seed)]
+    bare, peak = _bare_and_peak(command, environment)
+    print(f"\nMemory of all processes at the peak; the data are {data / GB:.2f} GB as arrays in float32")
+    print(f"{'from the file':46s}{from_file}; the largest worker {from_file.largest_child / GB:.2f} GB")
+    print(f"{'from arrays, before the rows are there':46s}{bare}; the largest worker {bare.largest_child / GB:.2f} GB")
+    print(f"{'from arrays':46s}{peak}; the largest worker {peak.largest_child / GB:.2f} GB")
+    resident, share = max(from_file.largest_child, peak.largest_child), (peak.total - bare.total) / data
+    said = f"each worker's resident memory below {MOST_RESIDENT / GB:.0f} GB; the largest is {resident / GB:.2f} GB"
+    print(verdict(resident < MOST_RESIDENT, said))
+    said = f"from arrays, at most {MOST_OF_DATA}x the data, these included, above bare processes; it is {share:.2f}x"
+    print(verdict(share <= MOST_OF_DATA, said))
+
+
+def _environment(cache: Path) -> dict[str, str]:
+    cache.mkdir()
+    here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "EPVI_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(here)}
+
+
+def _peak(command: Sequence[str], environment: dict[str, str]) -> Memory:
+    with subprocess.Popen(command, env=environment) as process, Watch(process.pid) as watch:
+        process.wait()
+    _check(process)
+    return watch.peak
+
+
+def _bare_and_peak(command: Sequence[str], environment: dict[str, str]) -> tuple[Memory, Memory]:
+    """Before the rows, and at most from then on."""
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        bare = taken(process.pid)
+        with Watch(process.pid) as watch:
+            process.communicate("\n")
+    _check(process)
+    return bare, watch.peak
+
+
+def _check(process: subprocess.Popen) -> None:
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, process.args)
