@@ -1,8 +1,13 @@
 """Strict from the start: shapes are checked, ranks and dtypes are not promoted, and x64 is off, as a user has it."""
 
+import os
+import tempfile
+
 from jaxtyping import install_import_hook
 
 install_import_hook("epvi", "beartype.beartype")
+# Not in the user's own cache.
+os.environ.setdefault("EPVI_CACHE", os.path.join(tempfile.gettempdir(), f"epvi-tests-{os.getuid()}"))
 
 import jax  # noqa: E402
 import jaxtyping  # noqa: E402

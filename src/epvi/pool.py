@@ -1,18 +1,22 @@
-"""epvi's own workers: fresh processes with one XLA thread each, kept warm from one call to the next.
+"""epvi's own workers: fresh processes with one XLA thread each, on a core of their own, warm from one call to the next.
 
 Never forked, because a process that has used JAX cannot be. `NPROC` is what XLA sizes its thread pool by, and OpenBLAS
-threads beside JAX's stall it; both must be set before the process starts.
+threads beside JAX's stall it; both must be set before the process starts. What one worker compiles, the others, and
+those of the next run, take from the cache.
 """
 
 import contextlib
 import os
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import loky
 from loky.process_executor import ProcessPoolExecutor
 
+from epvi.cache import cache_environment
 from epvi.validation import at_least
 
 _ENVIRONMENT = {"NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -32,13 +36,18 @@ def size_of(number: int | None) -> int:
 
 
 def workers(number: int | None) -> ProcessPoolExecutor:
-    """The pool of this many workers (one per core unless said), as the last call left it."""
+    """The pool of this many workers (one per core unless said), as the last call left it; a new one starts at once."""
     size = size_of(number)
     with _lock:
         if size not in _pools or not _takes_work(_pools[size]):
             _pools[size] = ProcessPoolExecutor(
-                size, timeout=_IDLE_SECONDS, env=_ENVIRONMENT, initializer=_begin, initargs=(os.getpid(),)
+                size,
+                timeout=_IDLE_SECONDS,
+                env=_ENVIRONMENT | cache_environment(),
+                initializer=_begin,
+                initargs=(os.getpid(), size),
             )
+            _pools[size].submit(_warm)
         return _pools[size]
 
 
@@ -59,11 +68,33 @@ def close() -> None:
             pool.shutdown(wait=True, kill_workers=True)
 
 
-def _begin(parent: int) -> None:
+def _begin(parent: int, num_workers: int) -> None:
     """Make a new process ready: what a model prints is no result of the program, and without its parent it ends."""
     os.dup2(2, 1)
+    _take_a_core(num_workers)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _warm()
+
+
+def _take_a_core(num_workers: int) -> None:
+    """Stay on one core that no other worker has, when there is one for each of this pool.
+
+    A lock on a core's file, held as long as the process lives, says that it is taken.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    import fcntl
+
+    cores = sorted(os.sched_getaffinity(0))
+    if num_workers > len(cores):
+        return
+    for core in cores:
+        place = Path(tempfile.gettempdir()) / f"epvi-core-{core}-of-user-{os.getuid()}"
+        with contextlib.suppress(OSError):
+            file = os.open(place, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.sched_setaffinity(0, {core})
+            return
 
 
 def _end_with(parent: int) -> None:

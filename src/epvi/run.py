@@ -80,6 +80,9 @@ def fit(
     if executor is not None and not isinstance(executor, Executor | int):
         raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
     table, split = _split(model, rows, shards, by, shuffle, key)
+    if not isinstance(executor, Executor):
+        # They start while the model is looked at.
+        pool.workers(executor)
     programs = model.programs(table.columns)
     programs.target.check(table.columns)
     size = block_size(programs, table.columns, split.largest, inference.points_at_once)

@@ -18,7 +18,7 @@ from epvi.site.rows import Columns, map_rows
 from epvi.site.split import Split
 
 # Bytes that are gathered and written at a time.
-_PIECE = 2**21
+_PIECE = 2**19
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,5 +99,8 @@ def _pieces(column: np.ndarray, rows: slice | np.ndarray) -> Iterator[np.ndarray
         for start in range(rows.start, rows.stop, size):
             yield np.ascontiguousarray(column[start : min(start + size, rows.stop)])
         return
+    # One place for all pieces, which stays in the cache; clipping spares NumPy a copy, and every number is in range.
+    place = np.empty((min(size, len(rows)), *column.shape[1:]), column.dtype)
     for start in range(0, len(rows), size):
-        yield np.take(column, rows[start : start + size], axis=0)
+        chosen = rows[start : start + size]
+        yield np.take(column, chosen, axis=0, out=place[: len(chosen)], mode="clip")

@@ -3,11 +3,13 @@
 import difflib
 import importlib
 import json
+import os
 import sys
 from typing import Any
 
 import click
 
+from epvi.cache import cache_environment
 from epvi.errors import EpviError
 from epvi.version import __version__
 
@@ -37,6 +39,9 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _VERBS:
             return None
+        if "jax" not in sys.modules:
+            # What this process compiles is kept too, as the workers' is.
+            os.environ.update(cache_environment())
         return getattr(importlib.import_module(f"epvi.cli.{_VERBS[cmd_name][0]}"), cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
