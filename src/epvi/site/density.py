@@ -114,7 +114,7 @@ class Subposterior:
     def parts(self, num_rows: int, count: int, rng: np.random.Generator) -> list["Subposterior"]:
         """Several such parts, which have no row in common."""
         chosen = rng.choice(self.num_rows, count * num_rows, replace=False, shuffle=count > 1)
-        weight, size = self.weight * self.num_rows / num_rows, min(self.rows_per_block, _PART_BLOCK)
+        weight, size = self.weight * self.num_rows / num_rows, min(self.rows_per_block, _PART_BLOCK, num_rows)
         made = []
         for rows in np.sort(chosen.reshape(count, num_rows), axis=1):
             columns = {name: np.ascontiguousarray(column[rows]) for name, column in self.rows.items()}

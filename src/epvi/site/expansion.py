@@ -19,7 +19,7 @@ from epvi.site.density import Curve, Subposterior
 
 # Parts that the remainder is computed on, each by itself: what they differ by gives the standard error.
 _PARTS = 8
-_LEAST_ROWS_PER_PART, _ROWS_PER_PARAMETER = 1024, 8
+_LEAST_ROWS_PER_PART, _ROWS_PER_PARAMETER = 512, 8
 # All rows must be this many times as many as the parts': below it a pass over all of them is as cheap.
 _WORTH = 8
 

@@ -14,7 +14,8 @@ Evaluate = Callable[[np.ndarray], Sequence[np.ndarray]]
 
 # The step is accepted when it gains this part of what the quadratic model promised.
 _LEAST_GAIN = 1e-4
-_BISECTIONS = 40
+# The radius need not be met exactly: a few steps towards it are enough.
+_DAMPINGS = 20
 # When so little is left to gain, and the next step is known to leave next to nothing, it is taken without a look.
 _LITTLE_LEFT = 0.01
 
@@ -143,17 +144,28 @@ def _decrement(gradient: np.ndarray, eigen: Eigen) -> np.ndarray:
 def _steps(gradient: np.ndarray, eigen: Eigen, radius: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """p = (|H| + νI)⁻¹ g, in units, with the least ν ≥ 0 that keeps |p| within the radius, and gᵀp − ½pᵀ|H|p."""
     along, eigenvalues = _along(gradient, eigen), eigen.size
-    low = np.zeros(len(along))
-    # At this ν the step is no longer than the radius.
-    high = np.linalg.norm(along, axis=1) / radius
-    inside = np.linalg.norm(along / eigenvalues, axis=1) <= radius
-    with np.errstate(over="ignore", invalid="ignore"):
-        for _ in range(_BISECTIONS):
-            # Halve in logarithms once ν is known to be positive, since it may span many orders of magnitude.
-            middle = np.where(low > 0, np.sqrt(np.maximum(low, 1e-300) * high), 1e-3 * high)
-            long = np.linalg.norm(along / (eigenvalues + middle[:, None]), axis=1) > radius
-            low, high = np.where(long, middle, low), np.where(long, high, middle)
-    damping = np.where(inside, 0.0, high)
+    damping = _damping(along, eigenvalues, radius)
     coordinates = along / (eigenvalues + damping[:, None])
     promised = np.sum(along * coordinates - 0.5 * eigenvalues * coordinates**2, axis=1)
     return np.einsum("bij,bj->bi", eigen.vectors, coordinates) * eigen.units, promised
+
+
+def _damping(along: np.ndarray, eigenvalues: np.ndarray, radius: np.ndarray) -> np.ndarray:
+    """The least ν ≥ 0 for which |(|H| + ν)⁻¹ g| is within the radius.
+
+    Newton's method on 1/|p| − 1/radius, which is nearly straight: from below it comes nearer with every step.
+    """
+    # No single coordinate of the step may be longer than the radius.
+    damping = np.maximum(np.max(np.abs(along) / radius[:, None] - eigenvalues, axis=1), 0.0)
+    for _ in range(_DAMPINGS):
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            damped = eigenvalues + damping[:, None]
+            step = along / damped
+            square = np.sum(step**2, axis=1)
+            length = np.sqrt(square)
+            more = square / np.sum(step**2 / damped, axis=1) * (length / radius - 1)
+        long = (length > radius * (1 + 1e-3)) & np.isfinite(more)
+        if not np.any(long):
+            break
+        damping = np.where(long, damping + more, damping)
+    return damping

@@ -40,7 +40,7 @@ _FULL_UP_TO = 100
 # f is evaluated at this many draws in one pass.
 _DRAWS_AT_ONCE = 64
 # More observed numbers than these do not help to find where the modes are.
-_START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 50, 1000, 50
+_START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 50, 960, 64
 # The last part is one row in so many: a mode then moves by about as many standard deviations as its root on the way to
 # all rows, which two steps of Newton's method cover. From part to part it is at most so many times.
 _LAST_PART, _NEXT_PART = 16, 64
