@@ -16,7 +16,7 @@ from epvi.errors import EpviError
 from epvi.site.cells import Cells
 from epvi.site.reading import MISSING, UNREADABLE, Part, Reading, of_batches, of_table, read_held, unreadable
 
-_BLOCK = 2**22
+_BLOCK = 2**21
 
 
 @dataclasses.dataclass(frozen=True)

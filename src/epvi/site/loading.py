@@ -150,7 +150,7 @@ def _complete(part: Part, reading: Reading, drop: bool) -> Iterator[dict[str, Ce
         if drop and found:
             keep = ~np.any(list(found.values()), axis=0)
             yield {name: cells.kept(column, keep) for name, column in chunk.items()}
-        elif not any(lacking.values()):
+        elif drop or not any(lacking.values()):
             yield chunk
     if num_rows != reading.num_rows:
         raise EpviError(f"{part.said} changed while it was read: read it again.")
