@@ -22,6 +22,7 @@ from test_sources import MODEL, QUICK
 
 import epvi
 from epvi import Rows
+from epvi.cli.writing import check_apart
 from epvi.site import csvfile, formats, reading, storage
 from epvi.site.loading import Asked, open_columns
 from epvi.site.recipe import read_rows
@@ -370,6 +371,7 @@ def test_a_folder_of_parquet_files_is_a_source(tmp_path):
     other.mkdir()
     (other / "a.csv").write_text("a\n1\n")
     refused(lambda: read_rows(other), r"'.*other' is a directory: name its files, as in 'other/\*.parquet'")
+    refused(lambda: check_apart(tmp_path / "part-1.parquet", [str(tmp_path)]), "part-1.parquet is read from")
 
 
 def test_a_fit_of_mapped_rows_is_that_of_rows_in_memory(chunked):
