@@ -6,7 +6,7 @@ a mapped file when they are many.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -105,7 +105,8 @@ def assemble(parts: list[Part], plan: Plan, also: str | None) -> Table:
     _refuse_matrices(source, plan)
     ready = _ready(source, plan)
     rows = {one.name: _row(source, plan, one) for one in plan.arguments if one.name not in ready}
-    placed, own, extra = _filled(stores(source.num_rows, rows), source, plan, also)
+    placed = stores(source.num_rows, rows)
+    own, extra = _fill(placed, source, plan, also)
     if own:
         placed = {
             one.name: _revised(placed[one.name], source, one, own, plan) for one in plan.arguments if one.name in placed
@@ -162,11 +163,8 @@ def _row(source: Source, plan: Plan, argument: Argument) -> tuple[tuple[int, ...
     return source.row_shape(name), _unit_dtype(dtype) if name in plan.units else dtype
 
 
-Filled: TypeAlias = tuple[dict[str, Store], dict[str, tuple[float, float]], dict[str, np.ndarray]]
-
-
-def _filled(placed: dict[str, Store], source: Source, plan: Plan, also: str | None) -> Filled:
-    """The places with all rows in them, in units that were given; units of the rows' own; the further column."""
+def _fill(placed: dict[str, Store], source: Source, plan: Plan, also: str | None) -> tuple[Units, Columns]:
+    """Put all rows in their places, in the units that were given; gives units of their own, and the further column."""
     names = plan.sources()
     dtypes = {name: source.dtype(name) for name in names if name in plan.units}
     tallies = {name: Tally(name) for name in plan.own()}
@@ -181,7 +179,7 @@ def _filled(placed: dict[str, Store], source: Source, plan: Plan, also: str | No
                 _place(values, placed[argument.name], argument, plan)
         extra += [] if also is None else [cells.unchanged(chunk[also])]
     own = {name: units for name, tally in tallies.items() if (units := tally.units()) is not None}
-    return placed, own, {} if also is None else {also: np.concatenate(extra)}
+    return own, {} if also is None else {also: np.concatenate(extra)}
 
 
 def _place(values: dict[str, np.ndarray], store: Store, argument: Argument, plan: Plan) -> None:
