@@ -73,7 +73,7 @@ rows = _together(
         "--rows",
         multiple=True,
         metavar="FILE",
-        help="CSV(.gz), Parquet, .npz or .npy; again for more files.",
+        help="CSV(.gz), Parquet or a folder of it, .npz or .npy; again for more.",
         type=click.Path(readable=False),
     ),
     click.option("--x", metavar="A,B,C", help="Source columns of the argument x, as a matrix."),

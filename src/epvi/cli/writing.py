@@ -44,7 +44,7 @@ def check_kind(path: Path, kind: str) -> Path:
 def check_apart(path: Path, inputs: Iterable[str]) -> Path:
     """A file that can be written and is none of those that are read."""
     check_place(path)
-    read = [file for one in inputs for file in (one, *glob.glob(one))]
+    read = [file for one in inputs for file in (one, *glob.glob(one), *glob.glob(f"{one}/*.parquet"))]
     for one in read:
         if path.exists() and os.path.exists(one) and os.path.samefile(path, one):
             raise EpviError(f"{path} is read from and would be lost: name another file to write.")

@@ -1,11 +1,10 @@
 """Source columns become a model's arguments: codes, indicators, matrices, in the units asked for.
 
-Takes the parts of a source and a plan; gives a `Table`. A source column is let go as soon as it is in its place, so
-that rows are held about twice at the most.
+Takes the parts of a source and a plan; gives a `Table`. Chunk by chunk, rows go where they stay: into memory, or into
+a mapped file when they are many.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,9 +12,16 @@ import numpy as np
 
 from epvi.errors import EpviError
 from epvi.site import cells
-from epvi.site.formats import Part
-from epvi.site.loading import Loaded, load
+from epvi.site.loading import Asked, Source, open_columns
+from epvi.site.reading import Part
 from epvi.site.rows import Columns, as_columns
+from epvi.site.storage import Store, stores
+from epvi.site.tally import Tally
+
+Units = Mapping[str, tuple[float, float]]
+
+# So many rows of a matrix stay in the cache while its columns are put there one after the other.
+_STRIPE = 2**12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,13 +41,18 @@ class Plan:
     codes: Mapping[str, Mapping[Any, int]]
     names: Mapping[str, tuple[str, ...]]
     limits: Mapping[str, tuple[float, float]]
-    units: Mapping[str, tuple[float, float]]
+    units: Units
     own_units: bool
     drop_missing: bool
 
     def sources(self) -> list[str]:
         """The source columns, each once."""
         return list(dict.fromkeys(name for argument in self.arguments for name in argument.sources))
+
+    def own(self) -> list[str]:
+        """The source columns that may be standardised with their own mean and sd."""
+        listed = [name for argument in self.arguments if argument.is_matrix for name in argument.sources]
+        return [name for name in dict.fromkeys(listed) if name not in self.codes] if self.own_units else []
 
     def made_of(self, argument: Argument) -> tuple[str, ...]:
         """The names of the argument's columns: source columns, or one per level but the first."""
@@ -89,82 +100,134 @@ def assemble(parts: list[Part], plan: Plan, also: str | None) -> Table:
     import pyarrow
 
     wanted = plan.sources()
-    wanted += [also] if also is not None and also not in wanted else []
-    loaded = load(parts, wanted, plan.codes, plan.drop_missing)
-    extra = {} if also is None else {also: loaded.unchanged(also)}
-    columns, standardised = _arguments(loaded, plan)
+    further = [] if also is None or also in wanted else [also]
+    source = open_columns(parts, wanted + further, plan.codes)
+    _refuse_matrices(source, plan)
+    ready = _ready(source, plan)
+    rows = {one.name: _row(source, plan, one) for one in plan.arguments if one.name not in ready}
+    placed = stores(source.num_rows, rows)
+    own, extra = _fill(placed, source, plan, also)
+    if own:
+        placed = {
+            one.name: _revised(placed[one.name], source, one, own, plan) for one in plan.arguments if one.name in placed
+        }
+    columns = {one.name: ready[one.name] if one.name in ready else placed[one.name].finish() for one in plan.arguments}
     # What source columns took goes back to the system; Arrow would keep it for its next table.
     pyarrow.default_memory_pool().release_unused()
-    used = {name: plan.names[name] for name in plan.sources() if name in plan.names}
-    made_of = {argument.name: plan.made_of(argument) for argument in plan.arguments}
-    return Table(as_columns(columns), made_of, standardised, used, loaded.dropped, extra)
+    both = {**plan.units, **own}
+    standardised = {name: both[name] for name in wanted if name in both}
+    return Table(
+        # Units may have made numbers too large.
+        as_columns(columns) if standardised else columns,
+        {argument.name: plan.made_of(argument) for argument in plan.arguments},
+        standardised,
+        {name: plan.names[name] for name in wanted if name in plan.names},
+        source.dropped,
+        extra,
+    )
 
 
-def _arguments(loaded: Loaded, plan: Plan) -> tuple[Columns, dict[str, tuple[float, float]]]:
-    columns: Columns = {
-        argument.name: np.empty(
-            (loaded.num_rows, len(plan.made_of(argument))) if argument.is_matrix else 0, _dtype(loaded, plan, argument)
-        )
-        for argument in plan.arguments
-    }
-    standardised: dict[str, tuple[float, float]] = {}
-    in_matrices = {name for argument in plan.arguments if argument.is_matrix for name in argument.sources}
+def _refuse_matrices(source: Source, plan: Plan) -> None:
+    """Refuse source columns that are matrices where only single columns will do."""
     for name in plan.sources():
-        if name in plan.codes:
-            values = loaded.codes(name, plan.codes[name], plan.names[name])
-        else:
-            values = loaded.numbers(name, plan.limits.get(name))
-            units = plan.units.get(name)
-            if plan.own_units and name in in_matrices:
-                units = own_units(name, values)
-            if units is not None:
-                standardised[name] = units
-                values = _standardised(name, values, *units)
-        if name in in_matrices and values.ndim > 1:
+        if name in plan.units and source.row_shape(name):
+            raise EpviError(f"column {name!r} is a matrix: standardise takes single columns.")
+    for name in (name for argument in plan.arguments if argument.is_matrix for name in argument.sources):
+        if source.row_shape(name):
             raise EpviError(f"column {name!r} is a matrix already: pass it alone, as in x={name!r}.")
-        del loaded.pieces[name]
-        _place(name, values, columns, plan)
-    return columns, standardised
 
 
-def _dtype(loaded: Loaded, plan: Plan, argument: Argument) -> type:
-    pieces = [piece for name in argument.sources if name not in plan.codes for piece in loaded.pieces[name]]
-    return np.float32 if pieces and all(map(cells.is_float32, pieces)) else np.float64
-
-
-def _place(name: str, values: np.ndarray, columns: Columns, plan: Plan) -> None:
-    """Put a source column where it belongs in every argument that is made of it."""
+def _ready(source: Source, plan: Plan) -> Columns:
+    """Arguments that are arrays already, which stay as they are."""
+    made: Columns = {}
+    changed = {*plan.codes, *plan.units, *plan.own()}
     for argument in plan.arguments:
-        if name not in argument.sources:
-            continue
-        if not argument.is_matrix:
-            columns[argument.name] = values
-            continue
-        matrix, start = columns[argument.name], plan.place(argument, name)
-        if name not in plan.codes:
-            matrix[:, start] = values
-            continue
-        for code in range(1, len(plan.names[name])):
-            matrix[:, start + code - 1] = values == code
+        name = argument.sources[0]
+        held = source.held(name)
+        is_same = not argument.is_matrix and name not in changed and not plan.drop_missing
+        if is_same and held is not None and held.dtype == source.dtype(name):
+            made[argument.name] = held
+    return made
 
 
-def own_units(name: str, values: np.ndarray) -> tuple[float, float] | None:
-    """The mean and population sd of a column with more than two values; None with two."""
-    low, high = values.min(), values.max()
-    if low == high:
-        raise EpviError(f"column {name!r} has the same value in all rows: it cannot be standardised, so leave it out.")
-    if values.ndim == 1 and np.all((values == low) | (values == high)):
-        return None
-    centre, scale = float(np.mean(values, dtype=np.float64)), float(np.std(values, dtype=np.float64))
-    if not (math.isfinite(scale) and scale > 0):
-        raise EpviError(f"column {name!r} is too large or too even to be standardised: change its unit.")
-    return centre, scale
+def _row(source: Source, plan: Plan, argument: Argument) -> tuple[tuple[int, ...], np.dtype]:
+    """The shape and type of one row of an argument."""
+    if argument.is_matrix:
+        plain = [name for name in argument.sources if name not in plan.codes]
+        is_float32 = bool(plain) and all(map(source.is_float32, plain))
+        return (len(plan.made_of(argument)),), np.dtype(np.float32 if is_float32 else np.float64)
+    name = argument.sources[0]
+    if name in plan.codes:
+        return (), np.dtype(np.int64)
+    dtype = source.dtype(name)
+    return source.row_shape(name), _unit_dtype(dtype) if name in plan.units else dtype
 
 
-def _standardised(name: str, values: np.ndarray, centre: float, scale: float) -> np.ndarray:
-    if values.ndim > 1:
-        raise EpviError(f"column {name!r} is a matrix: standardise takes single columns.")
+def _fill(placed: dict[str, Store], source: Source, plan: Plan, also: str | None) -> tuple[Units, Columns]:
+    """Put all rows in their places, in the units that were given; gives units of their own, and the further column."""
+    names = plan.sources()
+    dtypes = {name: source.dtype(name) for name in names if name in plan.units}
+    tallies = {name: Tally(name) for name in plan.own()}
+    extra = []
+    for values, chunk in source.rows(Asked(names, plan.codes, plan.names, plan.limits, plan.drop_missing)):
+        for name, tally in tallies.items():
+            tally.add(values[name])
+        for name, dtype in dtypes.items():
+            values[name] = _standardised(values[name].astype(dtype, copy=False), *plan.units[name])
+        for argument in plan.arguments:
+            if argument.name in placed:
+                _place(values, placed[argument.name], argument, plan)
+        extra += [] if also is None else [cells.unchanged(chunk[also])]
+    own = {name: units for name, tally in tallies.items() if (units := tally.units()) is not None}
+    return own, {} if also is None else {also: np.concatenate(extra)}
+
+
+def _place(values: dict[str, np.ndarray], store: Store, argument: Argument, plan: Plan) -> None:
+    """Put a chunk of source columns where it belongs in an argument."""
+    block = store.room(len(values[argument.sources[0]]))
+    if not argument.is_matrix:
+        block[...] = values[argument.sources[0]]
+        store.keep(block)
+        return
+    columns: list[np.ndarray] = []
+    for name in argument.sources:
+        codes = range(1, len(plan.names[name])) if name in plan.codes else ()
+        columns += [values[name] == code for code in codes] if codes else [values[name]]
+    for start in range(0, len(block), _STRIPE):
+        stripe = block[start : start + _STRIPE]
+        for i, column in enumerate(columns):
+            stripe[:, i] = column[start : start + _STRIPE]
+    store.keep(block)
+
+
+def _revised(store: Store, source: Source, argument: Argument, own: Units, plan: Plan) -> Store:
+    """An argument's rows in units of their own."""
+    inside = [name for name in argument.sources if name in own]
+    dtypes = {name: source.dtype(name) for name in inside}
+    if not inside:
+        return store
+    if not argument.is_matrix:
+        name = inside[0]
+        return store.revise(lambda block: _standardised(block, *own[name]), _unit_dtype(dtypes[name]))
+    places = {name: plan.place(argument, name) for name in inside}
+
+    def change(block: np.ndarray) -> np.ndarray:
+        for name, place in places.items():
+            # Of single precision in a matrix of doubles: rounded as the column alone would be.
+            values = block[:, place].astype(_unit_dtype(dtypes[name]), copy=False)
+            block[:, place] = _standardised(values, *own[name])
+        return block
+
+    return store.revise(change, _row(source, plan, argument)[1])
+
+
+def _standardised(values: np.ndarray, centre: float, scale: float) -> np.ndarray:
     made = values.astype(np.float64)
     made -= centre
     made /= scale
-    return made.astype(values.dtype, copy=False) if values.dtype.kind == "f" else made
+    return made.astype(_unit_dtype(values.dtype), copy=False)
+
+
+def _unit_dtype(dtype: np.dtype) -> np.dtype:
+    """Of what type a standardised column is: as precise as the column was."""
+    return dtype if dtype.kind == "f" else np.dtype(np.float64)

@@ -3,6 +3,7 @@
 Takes NumPy or Arrow arrays; gives NumPy arrays. What is asked of a column here never tells more than one of its values.
 """
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -105,8 +106,17 @@ def is_float32(cells: Cells) -> bool:
     return pa.types.is_float16(cells.type) or pa.types.is_float32(cells.type)
 
 
+def is_float(cells: "pa.ChunkedArray") -> bool:
+    """Whether an Arrow column may hold NaN."""
+    import pyarrow as pa
+
+    return pa.types.is_floating(cells.type)
+
+
 def missing(cells: Cells) -> np.ndarray | None:
     """Which rows have no value: Arrow's nulls and NaN; None when all have one."""
+    if not isinstance(cells, np.ndarray) and not cells.null_count and is_float(cells):
+        cells = cells.to_numpy()
     if isinstance(cells, np.ndarray):
         if cells.dtype.kind in "Mm":
             found = np.isnat(cells)
@@ -117,12 +127,9 @@ def missing(cells: Cells) -> np.ndarray | None:
                 return None
         found = np.asarray(np.isnan(cells).reshape(len(cells), -1).any(axis=1))
     else:
-        import pyarrow as pa
-
-        may_be_nan = pa.types.is_floating(cells.type)
-        if not cells.null_count and not may_be_nan:
+        if not cells.null_count:
             return None
-        found = cells.is_null(nan_is_null=may_be_nan).to_numpy()
+        found = cells.is_null(nan_is_null=is_float(cells)).to_numpy()
     return found if found.any() else None
 
 
@@ -186,15 +193,36 @@ def _key(value: Any, numeric: bool) -> Any:
     return key
 
 
-def why_text(cells: "pa.ChunkedArray") -> str:
-    """What may have made text of a column that was to be numbers, and the remedy; empty when it looks like text."""
+@dataclasses.dataclass(frozen=True)
+class Look:
+    """What text looks like that was to be numbers: how many values there are, and how many are no numbers.
+
+    `has_commas` says whether all that are no numbers would be without commas, or points between thousands.
+    """
+
+    filled: int = 0
+    bad: int = 0
+    has_commas: bool = True
+
+    def __add__(self, other: "Look") -> "Look":
+        return Look(self.filled + other.filled, self.bad + other.bad, self.has_commas and other.has_commas)
+
+    def why(self) -> str:
+        """What may have made text of the column, and the remedy; empty when it looks like text."""
+        if self.bad and self.has_commas:
+            return "write numbers with a decimal point and without thousands separators"
+        if 2 * self.bad < self.filled:
+            return (
+                f"{self.bad:,} of its {self.filled:,} values are no numbers, so mend those or mark them as missing (NA)"
+            )
+        return ""
+
+
+def look(cells: "pa.ChunkedArray") -> Look:
+    """What the text of a column looks like."""
     strange = {}
     for counted in cells.value_counts().to_pylist():
         if counted["values"] is not None and not re.match(_NUMBER, counted["values"]):
             strange[counted["values"]] = counted["counts"]
-    bad, filled = sum(strange.values()), len(cells) - cells.null_count
-    if strange and all(re.match(_COMMAS, value) for value in strange):
-        return "write numbers with a decimal point and without thousands separators"
-    if 2 * bad < filled:
-        return f"{bad:,} of its {filled:,} values are no numbers, so mend those or mark them as missing (NA)"
-    return ""
+    has_commas = all(re.match(_COMMAS, value) for value in strange)
+    return Look(len(cells) - cells.null_count, sum(strange.values()), has_commas)

@@ -1,11 +1,10 @@
-"""Source columns from all files of a source: read once, checked, and turned into numbers one column at a time.
+"""Source columns from all files of a source: complete rows in chunks, as numbers and codes.
 
-Takes the parts of a source and the columns' names; gives `Loaded`. Every refusal names the column and the file.
+Takes the parts of a source and the columns' names; gives `Source`. What is wrong is said of whole files, not of chunks.
 """
 
 import dataclasses
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,155 +12,151 @@ import numpy as np
 from epvi.errors import EpviError
 from epvi.site import cells
 from epvi.site.cells import Cells
-from epvi.site.formats import Part
+from epvi.site.checks import Check
+from epvi.site.reading import Part, Reading
 from epvi.site.source import few, unknown_column
 
 
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """Source columns to be made numbers or codes of levels: `codes` are these, `names` the levels' names."""
+
+    columns: list[str]
+    codes: Mapping[str, Mapping[Any, int]]
+    names: Mapping[str, tuple[str, ...]]
+    limits: Mapping[str, tuple[float, float]]
+    drop_missing: bool
+
+
 @dataclasses.dataclass
-class Loaded:
-    """Source columns in the pieces of their files, and which rows of each file stay (all for None)."""
+class Source:
+    """Columns of several parts that have the same kinds in all; how many rows were dropped is known after `rows`."""
 
     parts: list[Part]
-    pieces: dict[str, list[Cells]]
-    keep: list[np.ndarray | None]
-    num_rows: int = 0
+    readings: list[Reading]
     dropped: int = 0
 
-    def numbers(self, name: str, limits: tuple[float, float] | None) -> np.ndarray:
-        """A column of finite numbers within limits."""
-        made = []
-        for part, piece, keep in zip(self.parts, self.pieces[name], self.keep, strict=True):
-            said = f"column {name!r}" + (f" of {part.said}" if part.where else "")
-            piece = cells.kept(piece, keep)
-            if len(piece) and cells.kind_of(piece) not in (cells.NUMBERS, cells.TRUTHS):
-                raise _no_numbers(said, name, piece)
-            values = cells.numbers(piece)
-            _refuse_infinite(said, values)
-            if limits is not None:
-                _refuse_outside(said, values, limits)
-            made.append(values)
-        filled = [values for values in made if len(values)]
-        return np.ascontiguousarray(np.concatenate(filled) if len(filled) > 1 else (filled or made)[0])
+    @property
+    def num_rows(self) -> int:
+        """The number of rows before any is dropped."""
+        return sum(reading.num_rows for reading in self.readings)
 
-    def codes(self, name: str, levels: Mapping[Any, int], names: tuple[str, ...]) -> np.ndarray:
-        """A column of the levels' numbers."""
-        made = []
-        for part, piece, keep in zip(self.parts, self.pieces[name], self.keep, strict=True):
-            if cells.row_shape(piece):
-                raise EpviError(f"column {name!r} of {part.said} is a matrix: only a single column can have levels.")
-            numbered, strange = cells.codes(cells.kept(piece, keep), levels)
-            if strange is not None:
-                text = any(isinstance(level, str) for level in levels)
-                value = repr(strange.strip()[:40] if isinstance(strange, str) else strange)
-                listed = few([repr(level) if text else level for level in names])
-                raise EpviError(
-                    f"column {name!r} of {part.said} has the value {value}, which is not among its levels"
-                    f" ({listed}): mend the value or add the level."
-                )
-            made.append(numbered)
-        return np.concatenate(made)
+    def row_shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a row's entry."""
+        shapes = [cells.row_shape(piece) or () for piece in self._pieces(name)]
+        return next(iter(shapes), ())
 
-    def unchanged(self, name: str) -> np.ndarray:
-        """A column as it is, in one piece."""
-        pairs = zip(self.pieces[name], self.keep, strict=True)
-        return np.concatenate([cells.unchanged(cells.kept(piece, keep)) for piece, keep in pairs])
+    def dtype(self, name: str) -> np.dtype:
+        """What holds the numbers of all parts."""
+        pieces = [piece for piece in self._pieces(name) if cells.kind_of(piece) in (cells.NUMBERS, cells.TRUTHS)]
+        return np.result_type(*[cells.numbers(piece).dtype for piece in pieces]) if pieces else np.dtype(np.float64)
+
+    def is_float32(self, name: str) -> bool:
+        """Whether float32 holds the values of all parts as they are."""
+        return all(cells.is_float32(reading.empty[name]) for reading in self.readings)
+
+    def held(self, name: str) -> np.ndarray | None:
+        """The column, when it is one array already."""
+        return self.readings[0].held.get(name) if len(self.readings) == 1 else None
+
+    def _pieces(self, name: str) -> list[Cells]:
+        return [reading.empty[name] for reading in self.readings if reading.num_rows] or [self.readings[0].empty[name]]
+
+    def rows(self, asked: Asked) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Cells]]]:
+        """Chunks of complete rows: what was asked for, and all columns as they are; faults are said in the end."""
+        checks: list[Check] = []
+        kept_rows, is_fine = 0, True
+        for part, reading in zip(self.parts, self.readings, strict=True):
+            of_part = {
+                name: Check(name, part, asked.limits.get(name), asked.names.get(name, ())) for name in asked.columns
+            }
+            checks += of_part.values()
+            for chunk in _complete(part, reading, asked.drop_missing):
+                values = {
+                    name: check.codes(chunk[name], asked.codes[name])
+                    if name in asked.codes
+                    else check.numbers(chunk[name])
+                    for name, check in of_part.items()
+                }
+                kept_rows += len(next(iter(chunk.values())))
+                is_fine = is_fine and all(check.is_fine for check in of_part.values())
+                if is_fine:
+                    yield values, chunk
+        self.dropped = self.num_rows - kept_rows
+        self._refuse_none(kept_rows)
+        for check in sorted(checks, key=lambda check: asked.columns.index(check.name)):
+            check.refuse()
+
+    def _refuse_none(self, kept_rows: int) -> None:
+        said = self.parts[0].said
+        if not kept_rows and self.dropped:
+            raise EpviError(f"no row of {said} is left: all {self.dropped:,} lack a value in a column that is used.")
+        if not kept_rows:
+            raise EpviError(f"{said} has zero rows: it needs at least one.")
 
 
-def load(parts: list[Part], wanted: list[str], coded: Mapping[str, Mapping[Any, int]], drop_missing: bool) -> Loaded:
-    """Read columns from every part, and find out which rows lack a value; `coded` columns have levels."""
+def open_columns(parts: list[Part], wanted: list[str], coded: Mapping[str, Mapping[Any, int]]) -> Source:
+    """Get columns of every part ready to be read; `coded` columns have levels."""
     text = [name for name in wanted if any(isinstance(level, str) for level in coded.get(name, ()))]
-    pieces: dict[str, list[Cells]] = {name: [] for name in wanted}
-    keep: list[np.ndarray | None] = []
-    num_rows = dropped = 0
+    readings = []
     for part in parts:
         unknown = [name for name in wanted if name not in part.names]
         if unknown:
             raise unknown_column(unknown[0], part)
-        read = part.fetch(wanted, text)
-        length = _one_length(part, read)
-        stays = _complete(part, read, length, drop_missing)
-        stay = length if stays is None else int(np.count_nonzero(stays))
-        num_rows, dropped = num_rows + stay, dropped + length - stay
-        keep.append(stays)
+        readings.append(part.read(wanted, text))
+        refuse_lengths(part, readings[-1])
         for name in wanted:
-            pieces[name].append(read[name])
-    _same_kinds(parts, {name: column for name, column in pieces.items() if name not in coded})
-    if not num_rows:
-        if dropped:
-            raise EpviError(
-                f"no row of {parts[0].said} is left: all {dropped:,} lack a value in a column that is used."
-            )
-        raise EpviError(f"{parts[0].said} has zero rows: it needs at least one.")
-    return Loaded(parts, pieces, keep, num_rows, dropped)
+            if name in coded and cells.row_shape(readings[-1].empty[name]):
+                raise EpviError(f"column {name!r} of {part.said} is a matrix: only a single column can have levels.")
+    for name in wanted:
+        if name not in coded:
+            _refuse_kinds(name, parts, [reading.empty[name] for reading in readings])
+    return Source(parts, readings)
 
 
-def _one_length(part: Part, read: dict[str, Cells]) -> int:
-    single = [name for name, column in read.items() if cells.row_shape(column) is None]
+def refuse_lengths(part: Part, reading: Reading) -> None:
+    """Refuse single values, and columns of different lengths."""
+    single = [name for name, length in reading.lengths.items() if length is None]
     if single:
         raise EpviError(f"column {single[0]!r} of {part.said} is a single value: it needs one per row.")
-    lengths = {name: len(column) for name, column in read.items()}
-    if len(set(lengths.values())) > 1:
-        listed = few([f"{name} has {length:,}" for name, length in lengths.items()])
+    if len(set(reading.lengths.values())) > 1:
+        listed = few([f"{name} has {length:,}" for name, length in reading.lengths.items()])
         raise EpviError(f"the columns of {part.said} have different lengths ({listed}): one entry per row in each.")
-    return next(iter(lengths.values()))
 
 
-def _complete(part: Part, read: dict[str, Cells], length: int, drop: bool) -> np.ndarray | None:
-    """Which rows have all their values, None when all have; rows that lack one are refused unless dropped."""
-    lacking = np.zeros(length, bool)
-    for name, column in read.items():
-        found = cells.missing(column)
-        if found is None:
-            continue
-        if not drop:
-            count = int(np.count_nonzero(found))
-            raise EpviError(
-                f"column {name!r} of {part.said} has {count:,} missing value{'s' if count > 1 else ''} in {length:,}"
-                " rows: fill them in, or leave those rows out (drop_missing=True, --drop-missing, or in the study)."
-            )
-        lacking |= found
-    return ~lacking if lacking.any() else None
-
-
-def _same_kinds(parts: list[Part], pieces: dict[str, list[Cells]]) -> None:
-    for name, column in pieces.items():
-        kinds = [(cells.kind_of(piece), cells.row_shape(piece)) for piece in column]
-        filled = [i for i, kind in enumerate(kinds) if kind[0] != cells.NOTHING]
-        other = next((i for i in filled if kinds[i] != kinds[filled[0]]), None)
-        if other is not None:
-            words = [kinds[i][0] + (f" of shape {kinds[i][1]}" if kinds[i][1] else "") for i in (other, filled[0])]
-            raise EpviError(
-                f"column {name!r} of {parts[other].said} holds {words[0]} and in {parts[filled[0]].said} {words[1]}:"
-                " give all files the same kind."
-            )
-
-
-def _no_numbers(said: str, name: str, piece: Cells) -> EpviError:
-    kind = cells.kind_of(piece)
-    if kind == cells.TEXT:
-        why = cells.why_text(piece)
-        levels = f'levels={{"{name[:40]}": [...]}}, --levels {name[:40]}=..., or in the study'
-        return EpviError(f"{said} holds text: {why + '; or ' if why else ''}give its levels, as in {levels}.")
-    if kind == cells.DATES:
-        return EpviError(f"{said} holds dates or times: turn it into numbers first, in a unit you choose.")
-    return EpviError(f"{said} holds {kind}: pass real numbers, or text with levels.")
-
-
-def _refuse_infinite(said: str, values: np.ndarray) -> None:
-    if values.dtype.kind != "f":
-        return
-    with np.errstate(over="ignore", invalid="ignore"):
-        finite = np.isfinite(np.sum(values))
-    if not finite and (bad := values.size - int(np.count_nonzero(np.isfinite(values)))):
-        raise EpviError(f"{said} has {bad:,} infinite values: remove those rows or fill them in.")
-
-
-def _refuse_outside(said: str, values: np.ndarray, limits: tuple[float, float]) -> None:
-    low, high = limits
-    bad = int(np.count_nonzero(values < low)) + int(np.count_nonzero(values > high))
-    if bad:
-        words = f"below {low:g}" if high == math.inf else f"above {high:g}" if low == -math.inf else ""
+def _refuse_kinds(name: str, parts: list[Part], pieces: list[Cells]) -> None:
+    kinds = [(cells.kind_of(piece), cells.row_shape(piece)) for piece in pieces]
+    filled = [i for i, kind in enumerate(kinds) if kind[0] != cells.NOTHING]
+    other = next((i for i in filled if kinds[i] != kinds[filled[0]]), None)
+    if other is not None:
+        words = [kinds[i][0] + (f" of shape {kinds[i][1]}" if kinds[i][1] else "") for i in (other, filled[0])]
         raise EpviError(
-            f"{said} has {bad:,} value{'s' if bad > 1 else ''} {words or f'outside {low:g} to {high:g}'}, its limits:"
-            " mend them, widen the limits, or mark them as missing (NA) and leave those rows out (drop_missing)."
+            f"column {name!r} of {parts[other].said} holds {words[0]} and in {parts[filled[0]].said} {words[1]}:"
+            " give all files the same kind."
+        )
+
+
+def _complete(part: Part, reading: Reading, drop: bool) -> Iterator[dict[str, Cells]]:
+    """Chunks of the rows that have all their values; rows that lack one are refused in the end unless dropped."""
+    lacking, num_rows = dict.fromkeys(reading.lengths, 0), 0
+    for chunk in reading.chunks():
+        num_rows += len(next(iter(chunk.values())))
+        masks = {name: cells.missing(column) for name, column in chunk.items()}
+        found = {name: mask for name, mask in masks.items() if mask is not None}
+        for name, mask in found.items():
+            lacking[name] += int(np.count_nonzero(mask))
+        if num_rows > reading.num_rows:
+            break
+        if drop and found:
+            keep = ~np.any(list(found.values()), axis=0)
+            yield {name: cells.kept(column, keep) for name, column in chunk.items()}
+        elif drop or not any(lacking.values()):
+            yield chunk
+    if num_rows != reading.num_rows:
+        raise EpviError(f"{part.said} changed while it was read: read it again.")
+    name, count = next(((name, count) for name, count in lacking.items() if count), ("", 0))
+    if count and not drop:
+        raise EpviError(
+            f"column {name!r} of {part.said} has {count:,} missing value{'s' if count > 1 else ''} in {num_rows:,}"
+            " rows: fill them in, or leave those rows out (drop_missing=True, --drop-missing, or in the study)."
         )

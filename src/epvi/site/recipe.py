@@ -12,17 +12,19 @@ from typing import Any
 from epvi.errors import EpviError
 from epvi.site.assembly import Argument, Plan, Table, assemble
 from epvi.site.cells import level_key
-from epvi.site.formats import MISSING
+from epvi.site.reading import MISSING, Part
 from epvi.site.rows import as_columns, plain_array, raw_columns
-from epvi.site.source import Part, few, is_path, open_source, unknown_column
+from epvi.site.source import few, is_path, open_source, unknown_column
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
 class Rows:
     """A description of rows; nothing is read until they are needed.
 
-    `source` is a path, a glob or a list of paths (CSV, CSV.GZ, Parquet, .npz, .npy), a data frame or a mapping of
-    arrays. `columns` says what a model's arguments are made of: `y="num"` is a column, `x=["age", "chol"]` a matrix of
+    `source` is a path, a glob or a list of paths (CSV, CSV.GZ, Parquet, .npz, .npy), a folder of Parquet files, a data
+    frame or a mapping of arrays. It is read in chunks: arguments that take more than 256 MB together are put into
+    nameless files in the temporary folder (TMPDIR) and mapped from there; a plain .npy array is mapped where it is.
+    `columns` says what a model's arguments are made of: `y="num"` is a column, `x=["age", "chol"]` a matrix of
     columns; without any, every column is the argument of its name. `levels` of a column are its categories in order:
     codes 0, 1, ... alone, and inside a matrix an indicator column for each level but the first. Values outside `limits`
     are refused. `drop_missing` leaves out rows that lack a value. `standardise` gives columns their (centre, scale), or

@@ -1,6 +1,7 @@
 """Where rows lie: files, data frames or mappings.
 
-Takes a path, a glob, a list of paths, a data frame or a mapping of arrays; gives its parts, one per file, in order.
+Takes a path, a glob, a folder of Parquet files, a list of paths, a data frame or a mapping of arrays; gives its parts,
+one per file, in order.
 """
 
 import difflib
@@ -11,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from epvi.errors import EpviError
-from epvi.site.cells import Cells, as_cells, plain_cells
-from epvi.site.formats import Part, open_file
+from epvi.site.cells import as_cells
+from epvi.site.formats import open_files
+from epvi.site.reading import Part, Reading, read_held
 from epvi.site.rows import raw_columns
 
 
@@ -30,29 +32,34 @@ def open_source(source: Any) -> list[Part]:
         twice = [path for i, path in enumerate(paths) if path in paths[:i]]
         if twice:
             raise EpviError(f"file {str(twice[0])!r} is named twice: its rows would count twice.")
-        return [open_file(path) for path in paths]
+        return open_files(paths)
     if hasattr(source, "__arrow_c_stream__"):
         return [_open_frame(source)]
     columns = raw_columns(source)
 
-    def fetch(wanted: Sequence[str], text: Collection[str]) -> dict[str, Cells]:
-        return {name: as_cells(name, columns[name]) for name in wanted}
+    def read(wanted: Sequence[str], text: Collection[str]) -> Reading:
+        return read_held({name: as_cells(name, columns[name]) for name in wanted})
 
-    return [Part("", tuple(columns), fetch)]
+    return [Part("", tuple(columns), read)]
 
 
 def _found(path: Any) -> list[Path]:
-    """The file, or the files that a glob matches, sorted."""
+    """The file, or the files that a glob matches, sorted; of a folder its Parquet files, if it has any."""
     path = Path(path).expanduser()
     try:
         if path.exists() or not glob.has_magic(str(path)):
-            return [path]
+            return _in_folder(path)
     except OSError as error:
         raise EpviError(f"{str(path)[:80]!r} cannot be looked up ({error.strerror}): check the path.") from error
     found = sorted(glob.glob(str(path), recursive=True))
     if not found:
         raise EpviError(f"no file matches {str(path)!r}: check the pattern and the working directory.")
-    return [Path(one) for one in found]
+    return [file for one in found for file in _in_folder(Path(one))]
+
+
+def _in_folder(path: Path) -> list[Path]:
+    found = sorted(glob.glob(f"{glob.escape(str(path))}/*.parquet")) if path.is_dir() else []
+    return [Path(one) for one in found] or [path]
 
 
 def _open_frame(frame: Any) -> Part:
@@ -64,11 +71,11 @@ def _open_frame(frame: Any) -> Part:
     if strange:
         raise EpviError(f"a column of the data is named {strange[0]!r}: columns need text for names.")
 
-    def fetch(wanted: Sequence[str], text: Collection[str]) -> dict[str, Cells]:
+    def read(wanted: Sequence[str], text: Collection[str]) -> Reading:
         chosen = _as_arrow(frame[list(wanted)]) if table is None else table
-        return {name: plain_cells(chosen[name]) for name in wanted}
+        return read_held({name: chosen[name] for name in wanted})
 
-    return Part("", tuple(names), fetch)
+    return Part("", tuple(names), read)
 
 
 def _as_arrow(frame: Any) -> Any:

@@ -1,21 +1,24 @@
 """What a site tells of its columns before anybody fits: counts, means and standard deviations, and nothing else.
 
-Takes rows; gives `Stats`, one file at a time. Pooled over the sites, they give the constants that all standardise with.
+Takes rows; gives `Stats`, one chunk of rows at a time. Pooled over the sites, they give the constants that all
+standardise with.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from epvi.columnstats import ColumnStats, Stats, pool, split_mean
+from epvi.columnstats import ColumnStats, Stats, pool
 from epvi.errors import EpviError
 from epvi.site import cells
-from epvi.site.formats import Part
-from epvi.site.loading import Loaded
+from epvi.site.cells import Cells
+from epvi.site.checks import Check
+from epvi.site.loading import refuse_lengths
+from epvi.site.reading import Part
 from epvi.site.recipe import Rows
 from epvi.site.source import few, open_source, unknown_column
+from epvi.site.tally import Tally
 from epvi.validation import at_least
 
 
@@ -47,39 +50,43 @@ def _of_part(part: Part, rows: Rows, chosen: list[str], used: list[str], strict:
     unknown = [name for name in wanted if name not in part.names]
     if unknown:
         raise unknown_column(unknown[0], part)
-    read = part.fetch(wanted, [])
-    lacking = {name: cells.missing(column) for name, column in read.items()}
-    complete = None
+    reading = part.read(wanted, [])
     if rows.drop_missing:
-        some = [mask for mask in lacking.values() if mask is not None]
-        complete = ~np.any(some, axis=0) if some else None
-    made = {}
-    for name in chosen:
-        is_vector = np.ndim(read[name]) == 1 if isinstance(read[name], np.ndarray) else True
-        if not strict and not (is_vector and cells.kind_of(read[name]) in (cells.NUMBERS, cells.TRUTHS, cells.NOTHING)):
-            continue
-        if not is_vector:
+        refuse_lengths(part, reading)
+    numeric = [name for name in chosen if strict or _is_numeric(reading.empty[name])]
+    for name in numeric:
+        if cells.row_shape(reading.empty[name]) != ():
             raise EpviError(f"column {name!r} of {part.said} is a matrix: statistics are of single columns.")
-        mask = lacking[name]
-        keep = complete if rows.drop_missing or mask is None else ~mask
-        values = Loaded([part], {name: [read.pop(name)]}, [keep]).numbers(name, rows.limits.get(name))
-        made[name] = _described(name, values, 0 if mask is None else int(np.count_nonzero(mask)))
-    return made
+    checks = {name: Check(name, part, rows.limits.get(name)) for name in numeric}
+    tallies = {name: Tally(name) for name in numeric}
+    missing = dict.fromkeys(numeric, 0)
+    for chunk in reading.chunks():
+        lacking = {name: cells.missing(column) for name, column in chunk.items()}
+        some = [mask for mask in lacking.values() if mask is not None]
+        complete = ~np.any(some, axis=0) if some and rows.drop_missing else None
+        for name in numeric:
+            mask = lacking[name]
+            missing[name] += 0 if mask is None else int(np.count_nonzero(mask))
+            keep = complete if rows.drop_missing or mask is None else ~mask
+            values = checks[name].numbers(cells.kept(chunk[name], keep))
+            if checks[name].is_fine:
+                tallies[name].add(values)
+    for check in checks.values():
+        check.refuse()
+    return {name: _stats(tally, missing[name]) for name, tally in tallies.items()}
 
 
-def _described(name: str, values: np.ndarray, missing: int) -> ColumnStats:
-    """Two passes: the mean, and squares about it, both corrected by what the mean was off."""
-    if not len(values):
+def _is_numeric(empty: Cells) -> bool:
+    return cells.row_shape(empty) == () and cells.kind_of(empty) in (cells.NUMBERS, cells.TRUTHS, cells.NOTHING)
+
+
+def _stats(tally: Tally, missing: int) -> ColumnStats:
+    if not tally.chunks:
         return ColumnStats(0, missing, 0.0, 0.0, 0.0)
-    values = values.astype(np.float64, copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):
-        rough = float(np.mean(values))
-        away = values - rough
-        shift = float(np.mean(away))
-        variance = max(0.0, float(np.mean(np.square(away))) - shift**2)
-    if not math.isfinite(rough + variance):
-        raise EpviError(f"column {name!r} has numbers whose squares are too large: change its unit.")
-    return ColumnStats(len(values), missing, *split_mean(rough, shift), math.sqrt(variance))
+    made = tally.stats(missing)
+    if made is None:
+        raise EpviError(f"column {tally.name!r} has numbers whose squares are too large: change its unit.")
+    return made
 
 
 def _joined(name: str, columns: list[ColumnStats], min_rows: int) -> ColumnStats:
