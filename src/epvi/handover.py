@@ -63,8 +63,8 @@ class ShardFit:
 
     `shard` counts from 1 to `num_shards`, `prior` is the share f of the prior; `history` is the variational bound after
     each sweep, `elbo` the Monte Carlo bound with its standard error, `gap` how many nats that is below the evidence as
-    far as the fit's own draws tell, `passes` the passes over the rows, `file` where it was read from. Without rows it
-    stands in for a missing shard.
+    far as the fit's own draws tell, `passes` the passes over all rows (a tall shard's starts are sought on parts of
+    them) and `pass_seconds` their time, `file` where it was read from. Without rows it stands in for a missing shard.
     """
 
     mixture: GaussianMixture
@@ -81,6 +81,7 @@ class ShardFit:
     passes: int
     seconds: float
     made_of: Provenance = Provenance()
+    pass_seconds: float = 0.0
     file: str = ""
 
     def __repr__(self) -> str:
@@ -130,6 +131,7 @@ def describe_fit(fit: ShardFit) -> dict[str, Any]:
         "gap": finite_or_none(fit.gap),
         "passes": fit.passes,
         "seconds": round(fit.seconds, 3),
+        "pass_seconds": round(fit.pass_seconds, 3),
         "made_of": describe_provenance(fit.made_of),
     }
 
@@ -154,6 +156,7 @@ def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], pre
         gap=number_or_nan(record.any("gap"), "gap"),
         passes=record.whole("passes", 0, 2**53),
         seconds=record.number("seconds"),
+        pass_seconds=record.number("pass_seconds") if "pass_seconds" in set(record) else 0.0,
         made_of=_read_provenance(record.table("made_of")),
     )
 

@@ -15,9 +15,9 @@ class ShardProgress:
         self._num_shards = num_shards
         self._counts: np.ndarray | None = None
 
-    def watch(self, sweeps: Path) -> None:
-        """Show the sweeps that workers count in this file."""
-        self._counts = np.load(sweeps, mmap_mode="r")
+    def watch(self, passes: Path) -> None:
+        """Show the passes over the rows that workers count in this file."""
+        self._counts = np.load(passes, mmap_mode="r")
 
     def __enter__(self) -> "ShardProgress":
         if self._show:
@@ -37,7 +37,7 @@ class ShardProgress:
         doing = ""
         if self._counts is not None:
             busy = [m for m in range(1, self._num_shards + 1) if self._counts[m - 1] > 0 and m not in done]
-            doing = ", ".join(f"shard {m}: sweep {self._counts[m - 1]}" for m in busy[:4])
+            doing = ", ".join(f"shard {m}: pass {self._counts[m - 1]}" for m in busy[:4])
             doing += ", ..." if len(busy) > 4 else ""
             doing = doing or ("starting workers" if not done else "")
         self._bar.update(self._task, completed=len(done), doing=doing)

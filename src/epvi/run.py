@@ -114,14 +114,14 @@ def _fit_shards(
         return [done[shard] for shard in sorted(done)]
     with pool.stopped_on_interrupt(), _folder(work) as folder:
         workers = pool.workers(executor)
-        sweeps = folder / "sweeps.npy"
-        np.save(sweeps, np.zeros(m, np.int32))
+        passes = folder / "passes.npy"
+        np.save(passes, np.zeros(m, np.int32))
         bar.say("reading rows")
         mapped = write_rows(columns, split, folder, min(pool.size_of(executor), m))
         bar.say("fitting shards")
         tasks = [(part, mapped[part.shard - 1]) for part in left]
-        bar.watch(sweeps)
-        return _run(workers, dataclasses.replace(job, sweeps=sweeps), tasks, done, bar, work)
+        bar.watch(passes)
+        return _run(workers, dataclasses.replace(job, passes=passes), tasks, done, bar, work)
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:
@@ -248,9 +248,9 @@ def _explained(failed: dict[int, Exception], fits: dict[int, ShardFit], parts: d
     rest = _kept(kept)
     if any(isinstance(error, BrokenProcessPool) for error in failed.values()):
         begun = sorted(failed)
-        if job.sweeps is not None:
+        if job.passes is not None:
             pool.close()
-            counts = np.load(job.sweeps)
+            counts = np.load(job.passes)
             begun = [shard for shard in begun if counts[shard - 1] > 0] or begun
         which = " or ".join(parts[shard].label for shard in begun[:4])
         return ShardError(

@@ -26,8 +26,8 @@ class Job:
 
     model: bytes
     plan: Plan
-    # Where sweeps are counted for the progress bar: an array of one int32 per shard, or None.
-    sweeps: Path | None
+    # Where passes over the rows are counted for the progress bar: an array of one int32 per shard, or None.
+    passes: Path | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class HeldRows:
 def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     """Fit one shard."""
     columns = rows.columns()
-    report = _Sweeps(job.sweeps, part.shard)
+    report = _Passes(job.passes, part.shard)
     report(0)
     try:
         programs = _model(job.model).programs(columns)
@@ -59,13 +59,13 @@ def _model(model: bytes) -> Model:
     return cloudpickle.loads(model)
 
 
-class _Sweeps:
-    """Counts a shard's sweeps where the caller can see them; 0 until it has begun, s + 1 after sweep s."""
+class _Passes:
+    """Counts a shard's passes where the caller can see them; 0 until it has begun, p + 1 after pass p."""
 
     def __init__(self, path: Path | None, shard: int) -> None:
         self._counts = None if path is None else np.load(path, mmap_mode="r+")
         self._shard = shard
 
-    def __call__(self, sweep: int) -> None:
+    def __call__(self, passes: int) -> None:
         if self._counts is not None:
-            self._counts[self._shard - 1] = sweep + 1
+            self._counts[self._shard - 1] = passes + 1

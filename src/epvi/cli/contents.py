@@ -35,7 +35,7 @@ def of_fit(file: Path, fit: "ShardFit") -> str:
         ("status", fit.status.text),
         ("bound", f"{bound}, {_number(round(fit.gap, 9) + 0)} nats below the evidence as far as its own draws tell"),
         ("bound by sweep", ", ".join(map(_number, fit.history)) or "none"),
-        ("effort", f"{fit.passes} passes over the rows in {fit.seconds:g} s"),
+        ("effort", f"{fit.passes} passes over all rows in {fit.pass_seconds:g} s, all in all {fit.seconds:g} s"),
         *_made_of(made),
         ("parameters", ""),
         *_parameters(fit.space),

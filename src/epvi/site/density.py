@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.errors import EpviError
-from epvi.site.programs import Pass, Programs
+from epvi.site.programs import Pass, Programs, kind_of, rows_dtype
 from epvi.site.rows import Columns, let_go
 
 # Intermediate numbers per block that stay in a core's cache.
@@ -31,6 +31,10 @@ _WINDOW = 2**25
 # A shard without a share of the prior can have parameters of which its rows say nothing, such as the scale of a
 # hierarchy. There its density is flat and others bound it: a Gaussian of this precision, next to nothing, is put there.
 _NEXT_TO_NOTHING = 1e-8
+
+
+# Hears how many passes over the rows there were.
+Report = Callable[[int], None]
 
 
 class Curve(NamedTuple):
@@ -64,13 +68,21 @@ class Subposterior:
     rows_per_block: int = 1
     # How many rows each of these stands for.
     weight: float = 1.0
+    report: Report = lambda passes: None
     passes: float = 0.0
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, programs: Programs, columns: Columns, prior: Fraction, rows_per_block: int) -> "Subposterior":
-        """The subposterior of these rows with this share of the prior."""
-        return cls(programs, columns, float(prior), rows_per_block)
+    def of(
+        cls,
+        programs: Programs,
+        columns: Columns,
+        prior: Fraction,
+        rows_per_block: int,
+        report: Report = lambda passes: None,
+    ) -> "Subposterior":
+        """The subposterior of these rows with this share of the prior; `report` hears of its passes over them."""
+        return cls(programs, columns, float(prior), rows_per_block, report=report)
 
     @classmethod
     def without_rows(cls, programs: Programs, prior: Fraction) -> "Subposterior":
@@ -109,17 +121,34 @@ class Subposterior:
 
     def thinned(self, num_rows: int, rng: np.random.Generator) -> "Subposterior":
         """The same from a random part of the rows, each standing for several."""
-        return self.parts(num_rows, 1, rng)[0]
+        return self._of_rows(np.sort(rng.choice(self.num_rows, num_rows, replace=False, shuffle=False)))
 
-    def parts(self, num_rows: int, count: int, rng: np.random.Generator) -> list["Subposterior"]:
-        """Several such parts, which have no row in common."""
-        chosen = rng.choice(self.num_rows, count * num_rows, replace=False, shuffle=count > 1)
-        weight, size = self.weight * self.num_rows / num_rows, min(self.rows_per_block, _PART_BLOCK, num_rows)
+    def parts(self, num_rows: int, count: int, rng: np.random.Generator) -> tuple["Subposterior", list["Subposterior"]]:
+        """Several such parts that have no row in common; all their rows, a part's after another's, and each by itself.
+
+        A part's rows stand for all, and so do those of all parts together.
+        """
+        chosen = rng.choice(self.num_rows, count * num_rows, replace=False)
+        together = self._of_rows(np.sort(chosen.reshape(count, num_rows), axis=1).ravel())
+        return together, [together._of_rows(np.arange(i * num_rows, (i + 1) * num_rows)) for i in range(count)]
+
+    def _of_rows(self, chosen: np.ndarray) -> "Subposterior":
+        columns = {name: np.ascontiguousarray(column[chosen]) for name, column in self.rows.items()}
+        weight, size = self.weight * self.num_rows / len(chosen), min(self.rows_per_block, _PART_BLOCK, len(chosen))
+        return Subposterior(self.programs, columns, self.share, size, weight)
+
+    def values_by_part(self, theta: np.ndarray, batch: int, count: int) -> Float[np.ndarray, "G n"]:
+        """Log p_m at any number of points, `batch` at a time, as each of `count` equal runs of these rows tells it."""
+        short = -len(theta) % batch
+        filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)])
+        dtype = np.dtype(rows_dtype(kind_of(self.rows)))
         made = []
-        for rows in np.sort(chosen.reshape(count, num_rows), axis=1):
-            columns = {name: np.ascontiguousarray(column[rows]) for name, column in self.rows.items()}
-            made.append(Subposterior(self.programs, columns, self.share, size, weight))
-        return made
+        with jax.enable_x64(True):
+            for part in np.split(filled, len(filled) // batch):
+                made.append(np.asarray(self.programs.rows()(part.astype(dtype), self.rows), np.float64))
+        sums = np.concatenate(made)[: len(theta)].reshape(len(theta), count, -1).sum(axis=2)
+        prior = Subposterior(self.programs, {}, self.share).value(theta, batch)
+        return prior + count * self.weight * sums.T
 
     def refuse_outside(self) -> None:
         """Refuse rows that the likelihood cannot have made, whatever θ is."""
@@ -172,6 +201,7 @@ class Subposterior:
                 total = made.add(total, points, block, weights)
             done = jax.block_until_ready(made.finish(total, points, self.share))
         self.passes += 1
+        self.report(int(self.passes))
         self.seconds += time.perf_counter() - start
         return done
 

@@ -46,19 +46,19 @@ class Near(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Around:
-    """The expansion about one point, of all rows and of parts of them."""
+    """The expansion about one point, of all rows and of parts of them, which `rows` has one after the other."""
 
     centre: Float[np.ndarray, " d"]
     whole: Taylor
-    parts: list[Subposterior]
+    rows: Subposterior
     of_parts: list[Taylor]
 
     def near(self, theta: np.ndarray, batch: int) -> Near:
         """Values at points near the centre."""
-        delta = theta - self.centre
-        pairs = zip(self.parts, self.of_parts, strict=True)
-        left = [part.value(theta, batch) - expanded.at(delta) for part, expanded in pairs]
-        mean, error = np.mean(left, axis=0), np.std(left, axis=0, ddof=1) / np.sqrt(len(left))
+        delta, count = theta - self.centre, len(self.of_parts)
+        values = self.rows.values_by_part(theta, batch, count)
+        left = [value - expanded.at(delta) for value, expanded in zip(values, self.of_parts, strict=True)]
+        mean, error = np.mean(left, axis=0), np.std(left, axis=0, ddof=1) / np.sqrt(count)
         return Near(self.whole.at(delta) + mean, error)
 
 
@@ -71,11 +71,11 @@ def expand(
     subposterior: Subposterior, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator
 ) -> list[Around]:
     """The expansions about several points, on the same parts of the rows."""
-    parts = subposterior.parts(_rows_per_part(subposterior.dim), _PARTS, rng)
+    rows, parts = subposterior.parts(_rows_per_part(subposterior.dim), _PARTS, rng)
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
         curves = [(part.full if whole.hessian.ndim == 2 else part.diagonal)(centre[None]) for part in parts]
-        made.append(Around(centre, whole, parts, [taylor for curve in curves for taylor in taylors(curve)]))
+        made.append(Around(centre, whole, rows, [taylor for curve in curves for taylor in taylors(curve)]))
     return made
 
 

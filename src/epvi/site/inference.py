@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
 
 import jax
 
@@ -10,8 +9,6 @@ from epvi.mixture import Estimate, GaussianMixture
 from epvi.site.density import Subposterior
 from epvi.site.rows import Columns
 from epvi.status import Status
-
-Report = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +25,7 @@ class LocalFit:
     elbo: Estimate
     gap: float
     passes: int
+    pass_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +38,5 @@ class Inference(abc.ABC):
         """At how many points derivatives are asked for in one pass."""
 
     @abc.abstractmethod
-    def fit(
-        self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array, report: Report
-    ) -> LocalFit:
-        """Fit. `common` is a key that all shards share (starts), `key` the shard's own; `report` hears of sweeps."""
+    def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
+        """Fit. `common` is a key that all shards share (starts), `key` the shard's own."""

@@ -115,8 +115,13 @@ class Model:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Compiled programs stay in the process that made them."""
-        return {**self.__dict__, "_made": {}}
+        """Compiled programs stay in the process that made them; arguments are read from the function again."""
+        return {name: value for name, value in self.__dict__.items() if name != "_arguments"} | {"_made": {}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "function" in state:
+            self._arguments = inspect.signature(self.function).parameters
 
     def programs(self, rows: Mapping[str, np.ndarray]) -> Programs:
         """Compiled passes for rows with these columns; made once, whatever the rows are."""

@@ -17,7 +17,7 @@ _LEAST_GAIN = 1e-4
 # The radius need not be met exactly: a few steps towards it are enough.
 _DAMPINGS = 20
 # When so little is left to gain, and the next step is known to leave next to nothing, it is taken without a look.
-_LITTLE_LEFT = 0.01
+_LITTLE_LEFT = 0.1
 
 
 class Climbed(NamedTuple):

@@ -24,7 +24,7 @@ from epvi.site.density import Curve, Subposterior
 from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_weights
 from epvi.site.expansion import Around, expand, rows_needed, taylors
 from epvi.site.flatness import flat_direction
-from epvi.site.inference import Inference, LocalFit, Report
+from epvi.site.inference import Inference, LocalFit
 from epvi.site.modes import Modes, climb_to, distinct, find_modes, follow
 from epvi.site.newton import Precision
 from epvi.site.overlap import Family, family_of, overlap
@@ -44,6 +44,8 @@ _START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 50, 960, 64
 # The last part is one row in so many: a mode then moves by about as many standard deviations as its root on the way to
 # all rows, which two steps of Newton's method cover. From part to part it is at most so many times.
 _LAST_PART, _NEXT_PART = 16, 64
+# From one part to the next a mode need not be met better than this, in nats.
+_NEAR_ENOUGH = 0.01
 # A mode that was reached on all rows in at most this many passes has been seen to be one.
 _FEW_PASSES = 4
 # Values from an expansion that are less certain than this, in nats, are computed from all rows.
@@ -92,9 +94,7 @@ class NVI(Inference):
         """All components move together."""
         return self.num_components
 
-    def fit(
-        self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array, report: Report
-    ) -> LocalFit:
+    def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
         """Fit the mixture."""
         d = subposterior.dim
         floats = [column.dtype for column in columns.values() if column.dtype.kind == "f"]
@@ -102,7 +102,7 @@ class NVI(Inference):
         precision = Precision(1e-6, 1e-6, 1e-9) if single else Precision(1e-9, 1e-12)
         structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
         family = family_of(structure)
-        sweeps = Sweeps(subposterior, structure, family, precision, self.max_sweeps, self.tolerance, report)
+        sweeps = Sweeps(subposterior, structure, family, precision, self.max_sweeps, self.tolerance)
         work = _Work(self, subposterior, columns, structure, family, precision, sweeps)
         starts = generator(common).standard_normal((max(self.num_starts, self.num_components), d))
         # Numbers that overflow on the way are looked for where it matters, not warned of.
@@ -178,8 +178,9 @@ class _Work:
         works = []
         for size in _part_sizes(n, part):
             thinned = self.subposterior.thinned(size, rng)
-            sweeps = dataclasses.replace(self.sweeps, subposterior=thinned, report=lambda sweep: None)
-            works.append(dataclasses.replace(self, subposterior=thinned, sweeps=sweeps))
+            sweeps = dataclasses.replace(self.sweeps, subposterior=thinned)
+            precision = self.precision._replace(tolerance=_NEAR_ENOUGH) if works else self.precision
+            works.append(dataclasses.replace(self, subposterior=thinned, sweeps=sweeps, precision=precision))
         trusting = self.precision._replace(trusting=self._is_tall)
         return [*works, dataclasses.replace(self, precision=trusting)]
 
@@ -189,14 +190,12 @@ class _Work:
         starts = starts * np.resize([1.0, 1.0, 0.1, 3.0], len(starts))[:, None]
         starts = np.concatenate([starts, np.repeat(starts[:1], -len(starts) % k, axis=0)])
         modes = self._some(find_modes(self.subposterior, starts, k, self.precision), starts)
-        self.sweeps.report(1)
         return self._with_curvature(modes)
 
     def follow(self, before: Modes) -> Modes:
         """The modes, from those of a part of the rows."""
         ended = follow(self.subposterior, before, self.precision)
         modes = self._some(distinct(self._space, ended, self.settings.num_components), before.points)
-        self.sweeps.report(1)
         return self._with_curvature(modes)
 
     def _with_curvature(self, modes: Modes) -> Modes:
@@ -295,7 +294,8 @@ class _Work:
             status = Status(True, f"converged: {count} component{'s' if count > 1 else ''}{note}.")
         mixture = GaussianMixture.from_covariances(components.means, packed, np.exp(drawn.log_weights))
         gap = drawn.log_evidence() - float(elbo.value)
-        return LocalFit(mixture, status, components.history, elbo, gap, int(self.subposterior.passes))
+        passes, seconds = int(self.subposterior.passes), self.subposterior.seconds
+        return LocalFit(mixture, status, components.history, elbo, gap, passes, seconds)
 
     def _falls_short(self, drawn: Drawn) -> bool:
         """Whether the bound may be so far below the evidence that further components could help.

@@ -14,9 +14,9 @@ from epvi.errors import EpviError
 from epvi.handover import Provenance, ShardFit
 from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
-from epvi.site.density import Subposterior, block_size
+from epvi.site.density import Report, Subposterior, block_size
 from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
-from epvi.site.inference import Inference, Report
+from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.programs import Programs
@@ -118,15 +118,15 @@ def _is_plain(value: Any) -> bool:
 
 
 def fit_columns(
-    programs: Programs, columns: Columns, part: Part, plan: Plan, report: Report = lambda sweep: None
+    programs: Programs, columns: Columns, part: Part, plan: Plan, report: Report = lambda passes: None
 ) -> ShardFit:
-    """Fit checked columns with compiled programs."""
+    """Fit checked columns with compiled programs; `report` hears how many passes over them were made."""
     start = time.perf_counter()
-    subposterior = Subposterior.of(programs, columns, part.prior, plan.rows_per_block)
+    subposterior = Subposterior.of(programs, columns, part.prior, plan.rows_per_block, report)
     subposterior.refuse_outside()
     key = jax.random.wrap_key_data(jnp.asarray(plan.key))
     common, own = jax.random.fold_in(key, _COMMON_KEY), jax.random.fold_in(key, part.shard)
-    made = plan.inference.fit(subposterior.bounded(), columns, common=common, key=own, report=report)
+    made = plan.inference.fit(subposterior.bounded(), columns, common=common, key=own)
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,
@@ -140,8 +140,9 @@ def fit_columns(
         elbo=made.elbo,
         gap=made.gap,
         passes=made.passes,
-        seconds=time.perf_counter() - start,
+        pass_seconds=made.pass_seconds,
         made_of=dataclasses.replace(plan.provenance(), rows=hash_rows(columns, plan.hash_key)),
+        seconds=time.perf_counter() - start,
     )
 
 

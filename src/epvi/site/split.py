@@ -55,16 +55,16 @@ def split_evenly(num_rows: int, num_shards: int, *, shuffle: bool, key: jax.Arra
 def _dealt(num_rows: int, num_shards: int, key: jax.Array) -> list[np.ndarray]:
     """Round by round, starting at a random shard; what is left after the last whole round goes to the first shards."""
     rounds = num_rows // num_shards
-    kind = np.min_scalar_type(num_rows)
-    first = generator(key).integers(num_shards, size=rounds, dtype=np.min_scalar_type(num_shards))
-    starts = np.arange(rounds, dtype=kind) * kind.type(num_shards)
+    kind = np.uint32 if num_rows < 2**32 else np.uint64
+    first = generator(key).integers(num_shards, size=rounds, dtype=kind)
+    begin = np.arange(rounds, dtype=kind) * kind(num_shards)
     shards = []
     for m in range(num_shards):
-        # Where shard m is in a round whose first row goes to shard `first`.
-        place = (first.astype(kind) + kind.type(m)) % kind.type(num_shards)
-        rows = starts + place
-        extra = rounds * num_shards + m
-        shards.append(np.append(rows, kind.type(extra)) if extra < num_rows else rows)
+        rows = begin + first
+        shards.append(np.append(rows, kind(rounds * num_shards + m)) if m < num_rows % num_shards else rows)
+        # The next shard has the next row of each round, after the last one the first.
+        first += kind(1)
+        first[first == num_shards] = 0
     return shards
 
 

@@ -77,7 +77,7 @@ def stand_in(
 def _as_gaussian(share: Subposterior, part: Part, key: jax.Array) -> LocalFit:
     """The prior's share as one Gaussian, or a refusal where it is not close to one."""
     try:
-        made = _INFERENCE.fit(share, {}, common=key, key=key, report=lambda sweep: None)
+        made = _INFERENCE.fit(share, {}, common=key, key=key)
     except EpviError as error:
         raise _refusal(part, f"it cannot be fitted: {str(error).rstrip('.')}") from error
     if not made.status.ok:

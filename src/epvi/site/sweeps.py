@@ -11,7 +11,6 @@ import numpy as np
 from scipy.optimize import minimize
 
 from epvi.site.density import Curve, Subposterior
-from epvi.site.inference import Report
 from epvi.site.modes import second_order
 from epvi.site.newton import Precision, climb
 from epvi.site.overlap import (
@@ -52,14 +51,13 @@ class Sweeps:
     precision: Precision
     max_sweeps: int
     tolerance: float
-    report: Report
 
     def run(self, means: np.ndarray, covariances: np.ndarray, rng: np.random.Generator) -> Components:
         """Means on L1, covariances on L2, until L2 stands still."""
         history: list[float] = []
         guarded = np.zeros(len(means), bool)
         best, nudged, done = Components(means, covariances, (-np.inf,), False, False), 0, False
-        for sweep in range(self.max_sweeps):
+        for _ in range(self.max_sweeps):
             means, value, curvature = self._move_means(means, covariances)
             precisions, guarded = self.family.guarded(curvature, self.precision.floor)
             covariances = best_covariances(self.family, means, precisions, covariances)
@@ -67,7 +65,6 @@ class Sweeps:
             history.append(float(bound))
             if not bound <= best.history[-1]:
                 best = Components(means, covariances, tuple(history), False, bool(np.any(guarded)))
-            self.report(sweep + 2)
             still = len(history) > 1 and abs(history[-1] - history[-2]) < self.tolerance
             if (still or len(history) == 1) and nudged < 2 and self._coincide(means, covariances):
                 # Coinciding components are a saddle of the bound: apart and narrower at once they climb, one after
