@@ -7,11 +7,10 @@ those of the next run, take from the cache.
 
 import contextlib
 import os
-import tempfile
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import loky
 from loky.process_executor import ProcessPoolExecutor
@@ -79,22 +78,24 @@ def _begin(parent: int, num_workers: int) -> None:
 def _take_a_core(num_workers: int) -> None:
     """Stay on one core that no other worker has, when there is one for each of this pool.
 
-    A lock on a core's file, held as long as the process lives, says that it is taken.
+    A name that only one process can have, as long as it lives, says that a core is taken.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
-    import fcntl
-
     cores = sorted(os.sched_getaffinity(0))
     if num_workers > len(cores):
         return
     for core in cores:
-        place = Path(tempfile.gettempdir()) / f"epvi-core-{core}-of-user-{os.getuid()}"
-        with contextlib.suppress(OSError):
-            file = os.open(place, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            # In Linux's own name space: no file, and free again when the process ends, however it does.
+            name.bind(f"\0epvi core {core} of user {os.getuid()}")
             os.sched_setaffinity(0, {core})
-            return
+        except OSError:
+            name.close()
+            continue
+        name.detach()
+        return
 
 
 def _end_with(parent: int) -> None:

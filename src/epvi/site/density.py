@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.errors import EpviError
+from epvi.float64 import promotion_allowed
 from epvi.site.programs import Pass, Programs, kind_of, rows_dtype
 from epvi.site.rows import Columns, let_go
 
@@ -143,7 +144,7 @@ class Subposterior:
         filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)])
         dtype = np.dtype(rows_dtype(kind_of(self.rows)))
         made = []
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), promotion_allowed():
             for part in np.split(filled, len(filled) // batch):
                 made.append(np.asarray(self.programs.rows()(part.astype(dtype), self.rows), np.float64))
         sums = np.concatenate(made)[: len(theta)].reshape(len(theta), count, -1).sum(axis=2)

@@ -86,11 +86,11 @@ class Linked:
         first = _along(moved, axes)
         columns = [x for x, width in zip(matrices, self.found.widths, strict=True) for _ in range(width)]
         columns += [None] * len(coordinates)
-        slopes = [_weighted(weights, slope) for slope in first(zero)]
+        slopes = [_weighted(weights, slope) for slope in first(zero).astype(self.dtype)]
         gradient = tuple(_product(x, None, slope) for x, slope in zip(columns, slopes, strict=True))
         if order == "gradient":
             return Sums(value, gradient, ())
-        second = _along(first, axes)(zero)
+        second = _along(first, axes)(zero).astype(self.dtype)
         if order == "diagonal":
             bends = [_weighted(weights, second[a, a]) for a in range(p)]
             squares = [None if x is None else x**2 for x in columns]

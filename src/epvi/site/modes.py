@@ -4,6 +4,7 @@ Takes a subposterior and starts; gives the modes with their Laplace approximatio
 the climbs are made on a part of the rows, and only the modes that they find are followed on all rows.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.optimize import minimize
 
 from epvi.alignment import order_like
 from epvi.site.density import Subposterior
-from epvi.site.newton import Precision, climb, eigen_of
+from epvi.site.newton import Climbed, Precision, climb, eigen_of
 from epvi.space import Space
 
 # Two climbs ended in the same mode when they are nearer than this, in its standard deviations.
@@ -76,7 +77,31 @@ def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precisio
     if not second_order(1, starts.shape[1]):
         return _climb_first_order(subposterior, starts)
     ended = climb(subposterior.second_order, starts, precision, _MOST_STEPS)
+    if precision.trusting and np.any(ended.converged):
+        ended = _last_step(subposterior, ended, precision._replace(trusting=False))
     return _finite(ended.points, ended.value, ended.gradient, -ended.hessian, ended.converged, ended.concave)
+
+
+def _last_step(subposterior: Subposterior, ended: Climbed, precision: Precision) -> Climbed:
+    """The last step without a pass: the rows' part by its expansion, the prior's as it is.
+
+    Where rows are many, the expansion is exact over so short a way; a scale that only the prior knows may go further.
+    """
+    prior = dataclasses.replace(subposterior, rows={}, report=lambda passes: None)
+    at = prior.second_order(ended.points)
+    value, gradient, hessian = ended.value - at[0], ended.gradient - at[1], ended.hessian - at[2]
+
+    def expanded(theta: np.ndarray) -> tuple[np.ndarray, ...]:
+        delta, more = theta - ended.points, prior.second_order(theta)
+        bent = np.einsum("bij,bj->bi", hessian, delta)
+        here = value + np.sum(delta * (gradient + 0.5 * bent), axis=1)
+        return here + more[0], gradient + bent + more[1], hessian + more[2]
+
+    last = climb(expanded, ended.points, precision, _MOST_STEPS)
+    known = ended.converged
+    return Climbed(
+        *(np.where(np.reshape(known, (-1,) + (1,) * (a.ndim - 1)), a, b) for a, b in zip(last, ended, strict=True))
+    )
 
 
 def _climb_first_order(subposterior: Subposterior, starts: np.ndarray) -> Modes:

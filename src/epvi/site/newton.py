@@ -16,7 +16,7 @@ Evaluate = Callable[[np.ndarray], Sequence[np.ndarray]]
 _LEAST_GAIN = 1e-4
 # The radius need not be met exactly: a few steps towards it are enough.
 _DAMPINGS = 20
-# When so little is left to gain, and the next step is known to leave next to nothing, it is taken without a look.
+# When so little is left to gain, and the next step is known to leave next to nothing, the climb is over.
 _LITTLE_LEFT = 0.1
 
 
@@ -39,7 +39,7 @@ class Precision(NamedTuple):
     """How finely rows resolve.
 
     When to stop, in nats; the least curvature, relative to the largest, that is told from zero; which part of a value
-    is lost in rounding. With `trusting` the last step is not looked at when those before foretell where it ends.
+    is lost in rounding. With `trusting` a climb ends before its last step when those before foretell where it goes.
     """
 
     tolerance: float
@@ -56,11 +56,10 @@ def climb(evaluate: Evaluate, start: np.ndarray, precision: Precision, max_steps
     eigen = eigen_of(hessian, floor)
     radius = np.maximum(1.0, np.linalg.norm(points / eigen.units, axis=1))
     dead = ~(np.isfinite(value) & np.all(np.isfinite(gradient), axis=1) & np.all(np.isfinite(hessian), axis=(1, 2)))
-    decrement, concave = _decrement(gradient, eigen), eigen.falls.copy()
+    decrement, concave, foretold = _decrement(gradient, eigen), eigen.falls.copy(), np.zeros(len(points), bool)
     for _ in range(max_steps):
-        active = (
-            ~dead & ~(decrement <= tolerance) & (radius > 1e-13 * (1 + np.linalg.norm(points / eigen.units, axis=1)))
-        )
+        active = ~(dead | foretold | (decrement <= tolerance))
+        active &= radius > 1e-13 * (1 + np.linalg.norm(points / eigen.units, axis=1))
         if not np.any(active):
             break
         step, promised = _steps(gradient, eigen, radius)
@@ -82,13 +81,10 @@ def climb(evaluate: Evaluate, start: np.ndarray, precision: Precision, max_steps
         eigen = eigen_of(hessian, floor)
         before, decrement = decrement, _decrement(gradient, eigen)
         concave &= eigen.falls
-        if trusting and np.all(taken | ~active):
-            known = active & _foretold(before, decrement, tolerance)
-            step, promised = _steps(gradient, eigen, radius)
-            points[known] += step[known]
-            value[known] += promised[known]
-            gradient[known], decrement[known] = 0.0, 0.0
-    return Climbed(points, value, gradient, hessian, decrement, ~dead & (decrement <= tolerance), concave)
+        if trusting:
+            foretold |= taken & _foretold(before, decrement, tolerance)
+    converged = ~dead & (foretold | (decrement <= tolerance))
+    return Climbed(points, value, gradient, hessian, decrement, converged, concave)
 
 
 def _foretold(before: np.ndarray, now: np.ndarray, tolerance: float) -> np.ndarray:

@@ -70,6 +70,7 @@ class _Cut(NamedTuple):
     # Which axis of each operand is summed over.
     axes: tuple[int, int]
     shape: tuple[int, ...]
+    dtype: Any
     # How many numbers are summed over.
     height: int
 
@@ -92,8 +93,9 @@ class Program:
             if any(one in needed and one not in given for one in step.outputs):
                 chosen.append(step)
                 needed |= {one for one in step.inputs if isinstance(one, int)}
-        for step in reversed(chosen):
-            step.run(values)
+        with promotion_allowed():
+            for step in reversed(chosen):
+                step.run(values)
         return [values[one] if isinstance(one, int) else one.value for one in wanted]
 
 
@@ -131,7 +133,7 @@ class Predictors:
         given = {number: block[name] for name, number in self.program.block.items()}
         given[self.program.theta] = theta
         for cut, eta in zip(self.cuts, etas, strict=True):
-            given[cut.output] = (eta if cut.rows_first else eta.T).reshape(cut.shape)
+            given[cut.output] = (eta if cut.rows_first else eta.T).reshape(cut.shape).astype(cut.dtype)
         return self.program.run(given, [self.program.output])[0]
 
 
@@ -233,8 +235,8 @@ def _cut(step: _Step, natures: dict[int, _Nature], n: int) -> _Cut | None:
         plain = x is not None and x.rows and not x.bent and not np.any(x.theta) and len(shape) == 2
         of_theta = w is not None and np.any(w.theta) and not w.rows
         if plain and of_theta and shape[1 - axes[0]] == n:
-            out = step.equation.outvars[0].aval.shape
-            return _Cut(rows, weights, step.outputs[0], first, axes, out, shape[axes[0]])
+            out = step.equation.outvars[0].aval
+            return _Cut(rows, weights, step.outputs[0], first, axes, out.shape, out.dtype, shape[axes[0]])
     return None
 
 

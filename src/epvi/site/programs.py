@@ -110,16 +110,18 @@ class Programs:
 
     def _pass(self, order: str, block: Mapping[str, Any] | None) -> Pass:
         linked = None if block is None else self.linked(block, order)
-        if linked is None:
+        key = None if block is None else kind_of(block)
+        if linked is None or block is None:
             zero, add = functools.partial(_zero, order, self.target.space.dim), self._add
+            meant = _as_it_is
         else:
             zero, add = functools.partial(linked.zero, order), functools.partial(_add_linked, linked)
-        # However many rows a block has, its sums mean the same.
-        like = (order, None if linked is None or block is None else kind_of(block, num_rows=0))
+            # However many rows a block has, its sums mean the same.
+            meant = self._once(("meant", order, kind_of(block, 0)), jax.vmap(functools.partial(linked.curve, order)))
         return Pass(
             zero,
-            self._once(("add", order, None if block is None else kind_of(block)), functools.partial(add, order)),
-            self._once(("finish", *like), functools.partial(self._finish, linked, order)),
+            self._once(("add", order, key), functools.partial(add, order)),
+            functools.partial(self._finish, order, meant),
         )
 
     def _add(self, order: str, total: Any, theta: Any, block: Any, weights: Any) -> Any:
@@ -132,12 +134,13 @@ class Programs:
 
         return _added(total, jax.vmap(_DERIVED[order](over_rows))(theta))
 
-    def _finish(self, linked: Linked | None, order: str, total: Any, theta: Any, share: Any) -> Any:
+    def _finish(self, order: str, meant: Callable, total: Any, theta: Any, share: Any) -> Any:
+        return self._once(("prior", order), functools.partial(self._prior, order))(meant(total, theta), theta, share)
+
+    def _prior(self, order: str, total: Any, theta: Any, share: Any) -> Any:
         def prior(point: Any) -> Any:
             return -0.5 * jnp.sum(share * point**2) if jnp.ndim(share) else share * self.target.log_prior(point)
 
-        if linked is not None:
-            total = jax.vmap(functools.partial(linked.curve, order))(total, theta)
         return _added(total, jax.vmap(_DERIVED[order](prior))(theta))
 
 
@@ -167,6 +170,10 @@ def _zero(order: str, d: int, num_points: int) -> Any:
 
 def _add_linked(linked: Linked, order: str, total: Any, theta: Any, block: Any, weights: Any) -> Any:
     return _added(total, per_point(lambda point: linked.sums(order, point, block, weights), theta))
+
+
+def _as_it_is(total: Any, theta: Any) -> Any:
+    return total
 
 
 def _with_hessian(function: Callable) -> Callable:

@@ -1,0 +1,178 @@
+"""Derivatives through linear predictors, against JAX's own of the whole log density; and models that have none."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+from epvi import Model
+from epvi.float64 import promotion_allowed
+from epvi.models import logistic, multinomial, poisson, robust_linear
+from epvi.site.density import Subposterior
+from epvi.site.programs import Programs
+
+RNG = np.random.default_rng(3)
+N, V, BLOCK = 45, 4, 16
+X = RNG.normal(size=(N, V))
+LABELS, COUNTS, REAL = RNG.integers(0, 2, N), RNG.integers(0, 5, N), X @ RNG.normal(size=V) + RNG.normal(size=N)
+GROUPS = RNG.integers(0, 12, N)
+
+
+def normal(name, *shape):
+    return numpyro.sample(name, dist.Normal(0.0, 1.0).expand(list(shape)).to_event(len(shape)))
+
+
+def observed(y, distribution, x):
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", distribution, obs=y)
+
+
+def intercept_and_scale(x, y):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    observed(y, dist.Normal(normal("a") + x @ normal("w", V), scale), x)
+
+
+def non_centred(x, y):
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    observed(y, dist.Bernoulli(logits=normal("a") + x @ (scale * normal("z", V))), x)
+
+
+def two_predictors(x, y):
+    w = normal("w", 2, V)
+    observed(y, dist.Normal(jnp.dot(w[0], x.T), jnp.exp(0.3 * (x[:, :2] @ w[1, :2]))), x)
+
+
+@jax.jit
+def of_a_compiled_function(x, w):
+    return jnp.tanh(x) @ w
+
+
+def inside_a_call(x, y):
+    observed(y, dist.Bernoulli(logits=of_a_compiled_function(x, normal("w", V))), x)
+
+
+def tied(x, y):
+    w = normal("w", V)
+    observed(y, dist.Normal(x @ w, jnp.exp(0.2 * (x**2 @ w))), x)
+
+
+def squared_weights(x, y):
+    observed(y, dist.Normal(x @ normal("w", V) ** 3, 1.0), x)
+
+
+def polynomial(x, y):
+    design = jnp.concatenate([jnp.ones((x.shape[0], 1)), x, x**2], axis=1)
+    observed(y, dist.StudentT(5.0, design @ normal("w", 2 * V + 1), 0.7), x)
+
+
+LINKED = {
+    "logistic": (logistic, LABELS, [1], True),
+    "poisson": (poisson, COUNTS, [1], True),
+    "robust linear": (robust_linear, REAL, [1], True),
+    "multinomial": (Model(multinomial, num_classes=3), LABELS + (X[:, 0] > 0), [2], True),
+    "intercept and scale": (intercept_and_scale, REAL, [1], True),
+    "non-centred": (non_centred, LABELS, [1], False),
+    "two predictors": (two_predictors, REAL, [1, 1], True),
+    "inside a call": (inside_a_call, LABELS, [1], True),
+    "tied weights": (tied, REAL, [1, 1], True),
+    "weights to the third": (squared_weights, REAL, [1], False),
+    "polynomial": (polynomial, REAL, [1], True),
+}
+
+
+def network(x, y):
+    hidden = jnp.tanh(x @ normal("w", V, 6))
+    observed(y, dist.Normal(hidden @ normal("v", 6), 1.0), x)
+
+
+def many_groups(x, y, g):
+    observed(y, dist.Normal(x @ normal("w", V) + normal("a", 12)[g], 1.0), x)
+
+
+def no_product(x, y):
+    observed(y, dist.Normal(jnp.sum(x * normal("w", V)[None], axis=1), 1.0), x)
+
+
+GENERAL = {"network": network, "many groups": many_groups, "no product": no_product}
+
+
+def subposterior(model, rows):
+    programs = Programs((model if isinstance(model, Model) else Model(model)).on(rows))
+    return Subposterior.of(programs, rows, Fraction(1, 3), BLOCK)
+
+
+def expected(sub, points):
+    """Value, gradient and Hessian of a third of the prior and all rows at once."""
+    target = sub.programs.target
+
+    def whole(theta):
+        return target.log_prior(theta) / 3 + jnp.sum(target.log_likelihood(theta, sub.rows))
+
+    with jax.enable_x64(True), promotion_allowed():
+        derived = [jax.jit(jax.vmap(f)) for f in (whole, jax.grad(whole), jax.hessian(whole))]
+        return [np.asarray(f(points)) for f in derived]
+
+
+def check(sub, points, tolerance):
+    value, gradient, hessian = expected(sub, points)
+    scale = np.max(np.abs(hessian))
+    for k in (1, len(points)):
+        full, slope, diagonal = sub.full(points[:k]), sub.gradient(points[:k]), sub.diagonal(points[:k])
+        for made in (full, slope, diagonal):
+            np.testing.assert_allclose(made.value, value[:k], rtol=tolerance)
+            np.testing.assert_allclose(made.gradient, gradient[:k], atol=tolerance * scale)
+        np.testing.assert_allclose(full.hessian, hessian[:k], atol=tolerance * scale)
+        np.testing.assert_allclose(diagonal.hessian, np.diagonal(hessian[:k], axis1=1, axis2=2), atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_derivatives_through_predictors_are_those_of_the_whole(name):
+    model, y, widths, moves = LINKED[name]
+    sub = subposterior(model, {"x": X, "y": y})
+    linked = sub.programs.linked({"x": X[:BLOCK], "y": y[:BLOCK]})
+    assert linked is not None
+    assert linked.found.widths == widths
+    assert (linked.places is not None) == moves
+    check(sub, 0.4 * RNG.normal(size=(3, sub.dim)), 1e-11)
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_models_without_that_form_are_differentiated_in_general(name):
+    rows = {"x": X, "y": REAL} | ({"g": GROUPS} if name == "many groups" else {})
+    sub = subposterior(GENERAL[name], rows)
+    assert sub.programs.linked({n: c[:BLOCK] for n, c in rows.items()}) is None
+    check(sub, 0.4 * RNG.normal(size=(2, sub.dim)), 1e-11)
+
+
+def test_float32_rows_lose_no_more_than_their_digits():
+    rows = {"x": X.astype(np.float32), "y": LABELS}
+    sub = subposterior(logistic, rows)
+    assert sub.programs.linked({n: c[:BLOCK] for n, c in rows.items()}) is not None
+    points = 0.4 * RNG.normal(size=(2, sub.dim))
+    double = subposterior(logistic, {"x": rows["x"].astype(np.float64), "y": LABELS})
+    value, gradient, hessian = expected(double, points)
+    made = sub.full(points)
+    np.testing.assert_allclose(made.value, value, rtol=1e-6)
+    np.testing.assert_allclose(made.gradient, gradient, atol=1e-5)
+    np.testing.assert_allclose(made.hessian, hessian, atol=1e-5)
+
+
+def test_what_does_not_matter_for_the_likelihood_is_no_predictor():
+    """A product that only a deterministic site uses, and coordinates that rows say nothing of."""
+
+    def model(x, y):
+        numpyro.sample("unused", dist.Normal(0.0, 1.0))
+        w = normal("w", V)
+        numpyro.deterministic("other", x @ w**2)
+        observed(y, dist.Normal(x @ w, 1.0), x)
+
+    sub = subposterior(model, {"x": X, "y": REAL})
+    linked = sub.programs.linked({"x": X[:BLOCK], "y": REAL[:BLOCK]})
+    assert linked is not None
+    assert linked.found.widths == [1]
+    assert linked.found.coordinates.size == 0
+    check(sub, RNG.normal(size=(2, sub.dim)), 1e-11)
