@@ -83,7 +83,8 @@ def _like_poisson(scale: float, seed: int) -> Case:
 
 def _tlsa(scale: float, seed: int) -> Case:
     places = grid_places(50)
-    rows, _ = simulate_tlsa(int(200_000 * scale), 5, places=places, num_sources=2, seed=seed)
+    # The two sources of seed 0 are nearly in one place, which is a problem of its own.
+    rows, _ = simulate_tlsa(int(200_000 * scale), 5, places=places, num_sources=2, seed=seed + 1)
     model = epvi.Model(tlsa, exchangeable=EXCHANGEABLE, places=places, num_sources=2)
     return Case("TLSA, C = 5, L = 2", model, {n: c.astype(np.float32) for n, c in rows.items()}, 50)
 

@@ -11,9 +11,11 @@ import pytest
 
 from epvi import Model
 from epvi.float64 import promotion_allowed
-from epvi.models import logistic, multinomial, poisson, robust_linear
+from epvi.models import logistic, multinomial, poisson, robust_linear, tlsa
+from epvi.models.tlsa import grid_places
 from epvi.site.density import Subposterior
 from epvi.site.programs import Programs
+from epvi.site.wide import Wide
 
 RNG = np.random.default_rng(3)
 N, V, BLOCK = 45, 4, 16
@@ -69,6 +71,31 @@ def polynomial(x, y):
     observed(y, dist.StudentT(5.0, design @ normal("w", 2 * V + 1), 0.7), x)
 
 
+def factored(x, y):
+    """(X W) B is one predictor."""
+    observed(y, dist.Normal((x @ normal("w", V, 2)) @ normal("b", 2), 1.0), x)
+
+
+def many_numbers(x, y):
+    """Twelve numbers a row, each with a column of its own."""
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    mean = normal("a") + x @ (normal("w", V, 12) ** 3)
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, mean, scale).to_event(1), obs=y)
+
+
+def many_classes(x, y):
+    """Twelve columns that have to do with each other."""
+    observed(y, dist.Categorical(logits=x @ normal("w", V, 12)), x)
+
+
+def coupled_numbers(x, y):
+    """Columns that meet only where both are positive."""
+    odds = x @ normal("w", V, 12)
+    gate = jnp.maximum(odds[:, :1], 0.0) * jnp.maximum(odds[:, 1:2], 0.0)
+    observed(y, dist.Normal(odds + 0.1 * gate, 1.0).to_event(1), x)
+
+
 LINKED = {
     "logistic": (logistic, LABELS, [1], True),
     "poisson": (poisson, COUNTS, [1], True),
@@ -81,6 +108,7 @@ LINKED = {
     "tied weights": (tied, REAL, [1, 1], True),
     "weights to the third": (squared_weights, REAL, [1], False),
     "polynomial": (polynomial, REAL, [1], True),
+    "factored": (factored, REAL, [1], False),
 }
 
 
@@ -176,3 +204,32 @@ def test_what_does_not_matter_for_the_likelihood_is_no_predictor():
     assert linked.found.widths == [1]
     assert linked.found.coordinates.size == 0
     check(sub, RNG.normal(size=(2, sub.dim)), 1e-11)
+
+
+NUMBERS = RNG.normal(size=(N, 12))
+PLACES = grid_places(12)
+WIDE = {
+    "many numbers": Model(many_numbers),
+    "tlsa": Model(tlsa, places=PLACES, num_sources=2),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_many_numbers_a_row_go_through_one_wide_predictor(name):
+    rows = {"x": X, "y": NUMBERS}
+    sub = subposterior(WIDE[name], rows)
+    wide = sub.programs.linked({n: c[:BLOCK] for n, c in rows.items()})
+    assert isinstance(wide, Wide)
+    assert wide.found.widths == [12]
+    check(sub, 0.4 * RNG.normal(size=(3, sub.dim)), 1e-11)
+
+
+COUPLED = {"classes": (many_classes, RNG.integers(0, 12, N)), "numbers": (coupled_numbers, NUMBERS)}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_columns_that_have_to_do_with_each_other_are_no_wide_predictor(name):
+    model, y = COUPLED[name]
+    sub = subposterior(model, {"x": X, "y": y})
+    assert sub.programs.linked({"x": X[:BLOCK], "y": y[:BLOCK]}) is None
+    check(sub, 0.4 * RNG.normal(size=(2, sub.dim)), 1e-11)

@@ -12,7 +12,7 @@ import epvi
 from epvi.models import logistic, poisson, simulate_logistic, simulate_poisson
 from epvi.site import nvi
 from epvi.site.density import Subposterior
-from epvi.site.expansion import expand, rows_needed, taylors
+from epvi.site.expansion import TALL, expand, taylors
 from epvi.site.newton import Precision, climb
 from epvi.site.programs import Programs
 
@@ -74,9 +74,9 @@ def test_an_expansion_of_the_diagonal_alone_is_right_too():
 def test_a_tall_shard_is_passed_over_at_most_three_times(kind, monkeypatch):
     """And its fit is that of a shard on which nothing is spared."""
     rows, model = tall_rows(kind), {"logistic": logistic, "poisson": poisson}[kind]
-    assert rows_needed(V + 1) <= N
+    assert TALL <= N
     quick = epvi.fit_shard(model, rows, "1/2")
-    monkeypatch.setattr(nvi, "rows_needed", lambda d: 10**9)
+    monkeypatch.setattr(nvi, "TALL", 10**9)
     monkeypatch.setattr(nvi, "_part_sizes", lambda num_rows, first: [])
     whole = epvi.fit_shard(model, {name: np.asarray(column, np.float64) for name, column in rows.items()}, "1/2")
     assert quick.passes <= 3 < whole.passes

@@ -6,6 +6,7 @@ zero), so that one compilation serves shards of any size. Blocks may be float32;
 """
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -51,7 +52,7 @@ def block_size(programs: Programs, columns: Columns, num_rows: int, num_points: 
     numbers = sum(math.prod(column.shape[1:]) for column in columns.values())
     linked = programs.linked({name: column[:_LEAST_BLOCK] for name, column in columns.items()})
     # Through linear predictors only the rows and their multiples are held, one point after the other.
-    held = 2 * numbers if linked is not None else num_points * programs.target.space.dim * numbers
+    held = numbers + linked.held if linked is not None else num_points * programs.target.space.dim * numbers
     size = min(max(_CACHE // held, _LEAST_BLOCK), _LARGEST_BLOCK)
     return min(2 ** int(math.log2(size)), 2 ** math.ceil(math.log2(num_rows)))
 
@@ -129,14 +130,33 @@ class Subposterior:
 
         A part's rows stand for all, and so do those of all parts together.
         """
-        chosen = rng.choice(self.num_rows, count * num_rows, replace=False)
-        together = self._of_rows(np.sort(chosen.reshape(count, num_rows), axis=1).ravel())
+        chosen = np.sort(rng.choice(self.num_rows, count * num_rows, replace=False, shuffle=False))
+        together, order = self._of_rows(chosen), rng.permutation(len(chosen))
+        together.rows = {name: column[order] for name, column in together.rows.items()}
         return together, [together._of_rows(np.arange(i * num_rows, (i + 1) * num_rows)) for i in range(count)]
 
     def _of_rows(self, chosen: np.ndarray) -> "Subposterior":
-        columns = {name: np.ascontiguousarray(column[chosen]) for name, column in self.rows.items()}
+        columns = self._taken(chosen)
         weight, size = self.weight * self.num_rows / len(chosen), min(self.rows_per_block, _PART_BLOCK, len(chosen))
         return Subposterior(self.programs, columns, self.share, size, weight)
+
+    def _taken(self, chosen: np.ndarray) -> Columns:
+        """Copies of some rows, by increasing numbers; what was read of files on the way is let go."""
+        pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.rows}
+        bounds = np.append(np.arange(0, self.num_rows, self._window), self.num_rows)
+        for (start, stop), part in zip(
+            itertools.pairwise(bounds), np.split(chosen, np.searchsorted(chosen, bounds[1:-1])), strict=True
+        ):
+            for name, column in self.rows.items():
+                pieces[name].append(np.take(column, part, axis=0))
+            let_go(self.rows, int(start), int(stop))
+        return {name: np.concatenate(found) for name, found in pieces.items()}
+
+    @property
+    def _window(self) -> int:
+        """As many whole blocks of rows as may stay in memory."""
+        size = self.rows_per_block
+        return size * max(_WINDOW // max(sum(size * column[:1].nbytes for column in self.rows.values()), 1), 1)
 
     def values_by_part(self, theta: np.ndarray, batch: int, count: int) -> Float[np.ndarray, "G n"]:
         """Log p_m at any number of points, `batch` at a time, as each of `count` equal runs of these rows tells it."""
@@ -210,9 +230,8 @@ class Subposterior:
         """Blocks of one size with their weights; the last repeats its last row with weight zero."""
         size, held = self.rows_per_block, 0
         weights = np.full(size, float(self.weight))
-        window = size * max(_WINDOW // sum(size * c[:1].nbytes for c in self.rows.values()), 1) if self.rows else size
         for start in range(0, self.num_rows, size):
-            if start - held >= window:
+            if start - held >= self._window:
                 let_go(self.rows, held, start)
                 held = start
             block = {name: column[start : start + size] for name, column in self.rows.items()}

@@ -19,9 +19,9 @@ from epvi.site.density import Curve, Subposterior
 
 # Parts that the remainder is computed on, each by itself: what they differ by gives the standard error.
 _PARTS = 8
-_LEAST_ROWS_PER_PART, _ROWS_PER_PARAMETER = 512, 8
-# All rows must be this many times as many as the parts': below it a pass over all of them is as cheap.
-_WORTH = 8
+_ROWS_PER_PART = 512
+# From so many rows on, 8 times those of the parts, it is worth it: below, a pass over all of them is as cheap.
+TALL = 8 * _PARTS * _ROWS_PER_PART
 
 
 class Taylor(NamedTuple):
@@ -62,16 +62,11 @@ class Around:
         return Near(self.whole.at(delta) + mean, error)
 
 
-def rows_needed(d: int) -> int:
-    """From how many rows on an expansion is worth it."""
-    return _WORTH * _PARTS * _rows_per_part(d)
-
-
 def expand(
     subposterior: Subposterior, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator
 ) -> list[Around]:
     """The expansions about several points, on the same parts of the rows."""
-    rows, parts = subposterior.parts(_rows_per_part(subposterior.dim), _PARTS, rng)
+    rows, parts = subposterior.parts(_ROWS_PER_PART, _PARTS, rng)
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
         curves = [(part.full if whole.hessian.ndim == 2 else part.diagonal)(centre[None]) for part in parts]
@@ -84,7 +79,3 @@ def taylors(curve: Curve) -> list[Taylor]:
     assert curve.hessian is not None
     parts = zip(curve.value, curve.gradient, curve.hessian, strict=True)
     return [Taylor(float(value), gradient, hessian) for value, gradient, hessian in parts]
-
-
-def _rows_per_part(d: int) -> int:
-    return max(_LEAST_ROWS_PER_PART, 2 ** int(np.ceil(np.log2(_ROWS_PER_PARAMETER * d))))

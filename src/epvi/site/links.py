@@ -19,6 +19,9 @@ import numpy as np
 
 from epvi.site.predictors import Predictors
 
+# φ is differentiated twice in as many arguments as this; p arguments have p(p + 1)/2 second derivatives.
+MOST_ARGUMENTS = 8
+
 
 class Sums(NamedTuple):
     """Over rows: the value, the gradient in ψ, and per pair a <= b of φ's arguments a piece of the Hessian in ψ.
@@ -53,8 +56,13 @@ class Linked:
         return self.places is not None and len(np.unique(self.places)) == len(self.places)
 
     @property
+    def held(self) -> int:
+        """Numbers per row of a block that are held at once."""
+        return 2 * sum(cut.height for cut in self.found.cuts) + 2 * len(self._pairs)
+
+    @property
     def _pairs(self) -> list[tuple[int, int]]:
-        p = sum(self.found.widths) + len(self.found.coordinates)
+        p = self.found.num_arguments
         return [(a, b) for a in range(p) for b in range(a, p)]
 
     def zero(self, order: str, num_points: int) -> Sums:
@@ -72,7 +80,7 @@ class Linked:
         matrices = [x.astype(self.dtype) for x in self.found.matrices(block)]
         etas = [x @ w.astype(self.dtype) for x, w in zip(matrices, self.exact.weights(point), strict=True)]
         theta = point.astype(self.dtype)
-        p, coordinates = sum(self.found.widths) + len(self.found.coordinates), self.found.coordinates
+        p, coordinates = self.found.num_arguments, self.found.coordinates
 
         def moved(shift: Any) -> Any:
             """φ of every row with its arguments moved by the same amounts."""

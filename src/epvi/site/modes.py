@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.optimize import minimize
+from scipy.optimize import OptimizeResult, minimize
 
 from epvi.alignment import order_like
 from epvi.site.density import Subposterior
@@ -27,8 +27,8 @@ MOST_SECOND_ORDER = 800
 # On a tall shard, where every pass is dear, up to this many: a Hessian costs d times a gradient there. Above it the
 # curvature of a part of the rows stands in for that of all.
 MOST_ON_TALL = 128
-# A whitened climb ends when this many nats are left to gain.
-_LEFT = 1e-4
+# A whitened climb ends when this many nats are left to gain, of all coordinates together.
+_LEFT = 1e-3
 
 
 class Modes(NamedTuple):
@@ -136,24 +136,33 @@ def _climb_whitened(subposterior: Subposterior, before: Modes, i: int) -> tuple[
     """L-BFGS where the curvature of a part of the rows is 1, and the diagonal of all rows' where it ends."""
     eigen = eigen_of(before.curvature[i], 1e-9)
     scale = eigen.units[:, None] * eigen.vectors / np.sqrt(eigen.size)
+    seen: list[tuple[float, np.ndarray]] = []
 
     def loss(z: np.ndarray) -> tuple[float, np.ndarray]:
-        at = subposterior.gradient((centre + scale @ z)[None])
-        return (-float(at.value[0]), -(at.gradient[0] @ scale)) if np.isfinite(at.value[0]) else (np.inf, 0 * z)
+        point = centre + scale @ z
+        at = subposterior.gradient(point[None])
+        slope = at.gradient[0] @ scale
+        if not np.isfinite(at.value[0]):
+            return np.inf, 0 * z
+        seen.append((0.5 * float(slope @ slope), point))
+        return -float(at.value[0]), -slope
 
-    # SciPy's first step is short; a whole Newton step is better.
-    centre = before.points[i]
-    start = loss(np.zeros(len(centre)))
-    centre = centre - scale @ start[1]
-    if loss(np.zeros(len(centre)))[0] > start[0]:
+    def stop_when_little_is_left(intermediate_result: OptimizeResult) -> None:
+        if seen[-1][0] <= _LEFT:
+            raise StopIteration
+
+    # SciPy's first step is short; a whole Newton step is better, if it climbs.
+    centre, origin = before.points[i], np.zeros(before.points.shape[1])
+    value, slope = loss(origin)
+    centre = before.points[i] - scale @ slope
+    if not loss(origin)[0] < value:
         centre = before.points[i]
-    options = {"maxiter": 200, "maxfun": 400, "ftol": 0.0, "gtol": np.sqrt(_LEFT / len(centre))}
-    ended = minimize(loss, np.zeros(len(centre)), jac=True, method="L-BFGS-B", options=options)
-    point = (centre + scale @ ended.x)[None]
-    at = subposterior.diagonal(point)
+    options = {"maxiter": 200, "maxfun": 400, "ftol": 0.0, "gtol": 0.0}
+    minimize(loss, origin, jac=True, method="L-BFGS-B", options=options, callback=stop_when_little_is_left)
+    left, point = min(seen, key=lambda one: one[0])
+    at = subposterior.diagonal(point[None])
     assert at.hessian is not None
-    left = 0.5 * np.sum((at.gradient @ scale) ** 2, axis=1)
-    return point, at.value, at.gradient, -at.hessian, left <= _LEFT, before.concave[i : i + 1]
+    return point[None], at.value, at.gradient, -at.hessian, np.array([left <= _LEFT]), before.concave[i : i + 1]
 
 
 def _finite(*parts: np.ndarray) -> Modes:

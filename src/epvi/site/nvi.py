@@ -22,7 +22,7 @@ from epvi.errors import EpviError
 from epvi.mixture import GaussianMixture
 from epvi.site.density import Curve, Subposterior
 from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_weights
-from epvi.site.expansion import Around, expand, rows_needed, taylors
+from epvi.site.expansion import TALL, Around, expand, taylors
 from epvi.site.flatness import flat_direction
 from epvi.site.inference import Inference, LocalFit
 from epvi.site.modes import Modes, climb_to, distinct, find_modes, follow
@@ -40,7 +40,7 @@ _FULL_UP_TO = 100
 # f is evaluated at this many draws in one pass.
 _DRAWS_AT_ONCE = 64
 # More observed numbers than these do not help to find where the modes are.
-_START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 50, 960, 64
+_START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 20, 960, 64
 # The last part is one row in so many: a mode then moves by about as many standard deviations as its root on the way to
 # all rows, which two steps of Newton's method cover. From part to part it is at most so many times.
 _LAST_PART, _NEXT_PART = 16, 64
@@ -222,7 +222,7 @@ class _Work:
 
     @property
     def _is_tall(self) -> bool:
-        return self.subposterior.num_rows >= rows_needed(self.subposterior.dim)
+        return self.subposterior.num_rows >= TALL
 
     def _some(self, modes: Modes, starts: np.ndarray) -> Modes:
         """Refuse where no climb had anything to go by."""
@@ -300,10 +300,11 @@ class _Work:
     def _falls_short(self, drawn: Drawn) -> bool:
         """Whether the bound may be so far below the evidence that further components could help.
 
-        Draws of a full Gaussian tell; those of one that cannot follow correlations do not see what it leaves out.
+        Draws of a full Gaussian tell; those of one that cannot follow correlations do not see what it leaves out. On a
+        tall shard, which is close to Gaussian, what that leaves out is not worth the passes.
         """
         if not self._dense:
-            return True
+            return not self._is_tall
         elbo = drawn.elbo()
         return not drawn.log_evidence() - float(elbo.value) < _WORTH + 2 * float(elbo.standard_error)
 

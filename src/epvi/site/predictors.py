@@ -6,12 +6,13 @@ Takes a log likelihood per row; gives it in three pieces, or None where it has n
 
 Any matrix product of something made of rows with something made of θ is a linear predictor, whatever the link φ is and
 however W depends on θ; S are the few coordinates that φ uses beside η (an intercept, a scale). Derivatives of φ are
-scalars per row then, and matrix products do the rest. A φ with many arguments is left to general differentiation.
+scalars per row then, and matrix products do the rest. Where φ has too many arguments for that, it is not used.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +22,6 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from epvi.float64 import promotion_allowed
 
-# φ is differentiated twice in as many arguments as this; p arguments have p(p + 1)/2 second derivatives.
-MOST_ARGUMENTS = 8
 # Calls that are opened up, so that a product inside a function that was compiled by itself is found too.
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
@@ -61,14 +60,16 @@ class _Nature(NamedTuple):
 
 
 class _Cut(NamedTuple):
-    """A product of rows and θ: its operands and its output, and whether the rows are the first operand."""
+    """A product of rows and θ, or of that and more of θ: its operands and its output.
 
-    rows: Any
-    weights: int
+    `axis` is summed over in the matrix of rows; `weights` are values of θ, each with the axis that is summed over.
+    """
+
+    rows: int
+    axis: int
+    weights: tuple[tuple[int, int], ...]
     output: int
     rows_first: bool
-    # Which axis of each operand is summed over.
-    axes: tuple[int, int]
     shape: tuple[int, ...]
     dtype: Any
     # How many numbers are summed over.
@@ -112,6 +113,11 @@ class Predictors:
     coordinates: np.ndarray
 
     @property
+    def num_arguments(self) -> int:
+        """How many arguments φ has beside the row."""
+        return sum(self.widths) + len(self.coordinates)
+
+    @property
     def widths(self) -> list[int]:
         """How many predictors per row each product gives."""
         return [math.prod(cut.shape) // cut.shape[0 if cut.rows_first else -1] for cut in self.cuts]
@@ -120,13 +126,17 @@ class Predictors:
         """X_j, (n, V_j)."""
         given = {number: block[name] for name, number in self.program.block.items()}
         found = self.program.run(given, [cut.rows for cut in self.cuts])
-        return [x if cut.axes[0] == 1 else x.T for x, cut in zip(found, self.cuts, strict=True)]
+        return [x if cut.axis == 1 else x.T for x, cut in zip(found, self.cuts, strict=True)]
 
     def weights(self, theta: Any) -> list[Any]:
         """W_j, (V_j, C_j)."""
-        found = self.program.run({self.program.theta: theta}, [cut.weights for cut in self.cuts])
-        moved = [jnp.moveaxis(w, cut.axes[1], 0) for w, cut in zip(found, self.cuts, strict=True)]
-        return [w.reshape(w.shape[0], -1) for w in moved]
+        wanted = [number for cut in self.cuts for number, _ in cut.weights]
+        values = dict(zip(wanted, self.program.run({self.program.theta: theta}, wanted), strict=True))
+        made = []
+        for cut in self.cuts:
+            factors = [jnp.moveaxis(values[number], axis, 0) for number, axis in cut.weights]
+            made.append(functools.reduce(jnp.matmul, [w.reshape(w.shape[0], -1) for w in factors]))
+        return made
 
     def link(self, etas: Sequence[Any], theta: Any, block: Mapping[str, Any]) -> Any:
         """φ per row, from η_j (n, C_j)."""
@@ -151,31 +161,32 @@ def find_predictors(log_likelihood: Callable, theta: Any, block: Mapping[str, An
     nothing = np.zeros(d, bool)
     natures = {number: _Nature(nothing, True, False, None) for number in program.block.values()}
     natures[program.theta] = _Nature(np.ones(d, bool), False, False, np.arange(d))
-    cuts: list[_Cut] = []
+    made: dict[int, _Cut] = {}
     for step in program.steps:
-        cut = _cut(step, natures, n)
+        cut = _cut(step, natures, made, n)
         if cut is not None:
-            cuts.append(cut)
+            made[cut.output] = cut
             natures[cut.output] = _Nature(nothing, True, True, None)
         else:
             natures.update(zip(step.outputs, _natures(step, natures, nothing), strict=True))
-    used = _used(program)
-    cuts = [cut for cut in cuts if cut.output in used]
+    used = _used(program, made)
+    cuts = [cut for output, cut in made.items() if output in used]
     direct = natures[program.output].theta if isinstance(program.output, int) else nothing
     found = Predictors(
         program,
         tuple(cuts),
-        tuple(_places(natures[cut.weights].places, cut) for cut in cuts),
+        tuple(_places(natures, cut) for cut in cuts),
         np.flatnonzero(direct),
     )
-    small = sum(found.widths) + len(found.coordinates) <= MOST_ARGUMENTS
-    return found if cuts and small else None
+    return found if cuts else None
 
 
-def _places(places: np.ndarray | None, cut: _Cut) -> np.ndarray | None:
-    if places is None:
+def _places(natures: dict[int, _Nature], cut: _Cut) -> np.ndarray | None:
+    (number, axis), *more = cut.weights
+    places = natures[number].places
+    if places is None or more:
         return None
-    moved = np.moveaxis(places, cut.axes[1], 0)
+    moved = np.moveaxis(places, axis, 0)
     return moved.reshape(moved.shape[0], -1)
 
 
@@ -211,17 +222,17 @@ def _flat(traced: ClosedJaxpr, names: list[str]) -> Program:
     return Program(tuple(steps), theta, dict(zip(names, columns, strict=True)), output, constants)
 
 
-def _used(program: Program) -> set[int]:
-    """The values that the output needs."""
+def _used(program: Program, given: Container[int]) -> set[int]:
+    """The values that the output needs, when some are given."""
     used = {program.output}
     for step in reversed(program.steps):
-        if used.intersection(step.outputs):
+        if any(one in used and one not in given for one in step.outputs):
             used |= {one for one in step.inputs if isinstance(one, int)}
     return used
 
 
-def _cut(step: _Step, natures: dict[int, _Nature], n: int) -> _Cut | None:
-    """The step as a product of an (n, V) matrix of rows with something made of θ."""
+def _cut(step: _Step, natures: dict[int, _Nature], made: Mapping[int, _Cut], n: int) -> _Cut | None:
+    """The step as a product of an (n, V) matrix of rows, or of a product of that, with something made of θ."""
     if step.equation.primitive.name != "dot_general" or any(not isinstance(one, int) for one in step.inputs):
         return None
     (left, right), batch = step.equation.params["dimension_numbers"]
@@ -232,11 +243,21 @@ def _cut(step: _Step, natures: dict[int, _Nature], n: int) -> _Cut | None:
         axes = (left[0], right[0]) if first else (right[0], left[0])
         x, w = natures.get(rows), natures.get(weights)
         shape = step.equation.invars[0 if first else 1].aval.shape
-        plain = x is not None and x.rows and not x.bent and not np.any(x.theta) and len(shape) == 2
-        of_theta = w is not None and np.any(w.theta) and not w.rows
-        if plain and of_theta and shape[1 - axes[0]] == n:
-            out = step.equation.outvars[0].aval
-            return _Cut(rows, weights, step.outputs[0], first, axes, out.shape, out.dtype, shape[axes[0]])
+        out, factor = step.equation.outvars[0].aval, (weights, axes[1])
+        if w is None or not np.any(w.theta) or w.rows or len(shape) != 2 or shape[1 - axes[0]] != n:
+            continue
+        before = made.get(rows)
+        if before is not None and axes[0] == (1 if before.rows_first else 0):
+            # (X W) B is X (W B).
+            return before._replace(
+                weights=(*before.weights, factor),
+                output=step.outputs[0],
+                rows_first=first,
+                shape=out.shape,
+                dtype=out.dtype,
+            )
+        if x is not None and x.rows and not x.bent and not np.any(x.theta):
+            return _Cut(rows, axes[0], (factor,), step.outputs[0], first, out.shape, out.dtype, shape[axes[0]])
     return None
 
 

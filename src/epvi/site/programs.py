@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from epvi.site.links import Linked, per_point
-from epvi.site.predictors import find_predictors
+from epvi.site.links import MOST_ARGUMENTS, Linked, per_point
+from epvi.site.predictors import Predictors, find_predictors
 from epvi.site.target import Target
+from epvi.site.wide import Wide, is_wide
 
 # Second derivatives are taken along this many directions at a time when only the diagonal is wanted.
 _DIRECTIONS = 16
@@ -44,9 +45,7 @@ class Programs:
 
     target: Target
     _made: dict[Any, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._linked = functools.lru_cache(maxsize=16)(self._find_linked)
+    _linked: dict[Kind, Linked | Wide | None] = dataclasses.field(default_factory=dict)
 
     def value(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: the value."""
@@ -83,25 +82,34 @@ class Programs:
         bad = self.target.outside(block)
         return {name: jnp.sum(rows & (weights > 0)) for name, rows in bad.items()}
 
-    def linked(self, block: Mapping[str, Any], order: str = "full") -> Linked | None:
+    def linked(self, block: Mapping[str, Any], order: str = "full") -> Linked | Wide | None:
         """The linear predictors of rows like these, where the order's derivatives go through them."""
-        found = self._linked(kind_of(block)) if order != "value" else None
+        kind = kind_of(block)
+        if kind not in self._linked:
+            self._linked[kind] = self._find_linked(block, kind)
+        found = self._linked[kind] if order != "value" else None
         return None if found is not None and order == "diagonal" and not found.gives_diagonal else found
 
-    def _find_linked(self, kind: Kind) -> Linked | None:
-        def look(num_rows: int | None, dtype: Any, *, widen: bool) -> Any:
-            block = {}
-            for name, shape, kept in kind:
-                column = np.dtype(np.float64) if widen and np.dtype(kept).kind == "f" else np.dtype(kept)
-                block[name] = jax.ShapeDtypeStruct((num_rows or shape[0], *shape[1:]), column)
-            theta = jax.ShapeDtypeStruct((self.target.space.dim,), dtype)
-            return find_predictors(self.target.log_likelihood, theta, block)
-
+    def _find_linked(self, block: Mapping[str, Any], kind: Kind) -> Linked | Wide | None:
         dtype = rows_dtype(kind)
+        few = {
+            name: np.resize(np.asarray(column[:_ROWS_TO_LOOK]), (_ROWS_TO_LOOK, *column.shape[1:]))
+            for name, column in block.items()
+        }
+        few = {name: column.astype(np.float64) if column.dtype.kind == "f" else column for name, column in few.items()}
         with jax.enable_x64(True):
-            found = look(None, dtype, widen=False)
-            exact = None if found is None else look(_ROWS_TO_LOOK, np.float64, widen=True)
-        return None if found is None or exact is None else Linked(found, exact, dtype)
+            found = self._look(block, dtype)
+            exact = None if found is None else self._look(few, np.float64)
+        if found is None or exact is None:
+            return None
+        if found.num_arguments <= MOST_ARGUMENTS:
+            return Linked(found, exact, dtype)
+        return Wide(found, exact, dtype) if is_wide(exact, self.target.space.dim, few) else None
+
+    def _look(self, block: Mapping[str, Any], dtype: Any) -> Predictors | None:
+        theta = jax.ShapeDtypeStruct((self.target.space.dim,), dtype)
+        shapes = {name: jax.ShapeDtypeStruct(column.shape, column.dtype) for name, column in block.items()}
+        return find_predictors(self.target.log_likelihood, theta, shapes)
 
     def _once(self, name: Any, function: Callable) -> Callable:
         if name not in self._made:
@@ -168,7 +176,7 @@ def _zero(order: str, d: int, num_points: int) -> Any:
     return parts if order != "value" else parts[0]
 
 
-def _add_linked(linked: Linked, order: str, total: Any, theta: Any, block: Any, weights: Any) -> Any:
+def _add_linked(linked: Linked | Wide, order: str, total: Any, theta: Any, block: Any, weights: Any) -> Any:
     return _added(total, per_point(lambda point: linked.sums(order, point, block, weights), theta))
 
 

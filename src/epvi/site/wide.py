@@ -1,0 +1,148 @@
+"""Derivatives through one linear predictor with many columns, each with a part of its own in the likelihood.
+
+Takes predictors η = X W(θ) of shape (n, C) whose likelihood is a sum over columns, ℓ_i = Σ_c φ_c(η_ic, θ_S, row i), as
+when a row observes many numbers; gives the sums that `links` gives for a few columns. Of the C² second derivatives of a
+row only the C on the diagonal are not zero:
+
+    ∂²ℓ/∂W_c² = Σ_i φ''_ic x_i x_iᵀ   for all c in one matrix product of (x_i ⊗ x_i) and φ''
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from epvi.float64 import promotion_allowed
+from epvi.site.predictors import Predictors
+
+# Coordinates beside η that the likelihood may use.
+_MOST_BESIDE = 4
+# ψ has at most so many entries, and a row's x ⊗ x.
+_MOST_COEFFICIENTS, _MOST_PRODUCTS = 2000, 1024
+
+
+class WideSums(NamedTuple):
+    """Over rows: value, gradient in W (V, C) and in θ_S; curvature in each column of W (V, V, C), beside, and mixed."""
+
+    value: Any
+    weights: Any
+    beside: Any
+    curvature: Any
+    mixed: Any
+    curvature_beside: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """A likelihood with one wide linear predictor. `found` computes in the rows' type, `exact` in float64."""
+
+    found: Predictors
+    exact: Predictors
+    dtype: Any
+
+    gives_diagonal = False
+
+    @property
+    def held(self) -> int:
+        """Numbers per row of a block that are held at once."""
+        return self._height**2 + 6 * self._width
+
+    @property
+    def _height(self) -> int:
+        return self.found.cuts[0].height
+
+    @property
+    def _width(self) -> int:
+        return self.found.widths[0]
+
+    def zero(self, order: str, num_points: int) -> WideSums:
+        """Sums over no rows."""
+        v, c, s = self._height, self._width, len(self.found.coordinates)
+        shapes = [(), (v, c), (s,), (v, v, c), (v, c, s), (s, s)]
+        if order == "gradient":
+            shapes[3:] = [(0,)] * 3
+        return WideSums(*(np.zeros((num_points, *shape)) for shape in shapes))
+
+    def sums(self, order: str, point: Any, block: Mapping[str, Any], weights: Any) -> WideSums:
+        """Over a block, at one point θ."""
+        (x,), (w,) = self.found.matrices(block), self.exact.weights(point)
+        x, at, theta = x.astype(self.dtype), self.found.coordinates, point.astype(self.dtype)
+
+        def summed(eta: Any, beside: Any) -> Any:
+            there = theta.at[at].set(beside) if len(at) else theta
+            rows = self.found.link([eta], there, block).astype(jnp.float64)
+            return jnp.sum(jnp.where(weights > 0, weights * rows, 0.0))
+
+        eta, beside = x @ w.astype(self.dtype), theta[at]
+        slopes = jax.value_and_grad(summed, argnums=(0, 1))
+        value, (slope, slope_beside) = slopes(eta, beside)
+        first = (x.T @ slope).astype(jnp.float64), slope_beside.astype(jnp.float64)
+        if order == "gradient":
+            nothing = jnp.zeros(0, jnp.float64)
+            return WideSums(value, *first, nothing, nothing, nothing)
+
+        def along(eta_too: Any, axis: Any) -> Any:
+            return jax.jvp(lambda e, b: slopes(e, b)[1], (eta, beside), (eta_too, axis))[1]
+
+        # Along all of η at once, since no entry of it has to do with another.
+        bend, _ = along(jnp.ones_like(eta), jnp.zeros_like(beside))
+        mixed, bend_beside = jax.vmap(functools.partial(along, jnp.zeros_like(eta)))(jnp.eye(len(at), dtype=self.dtype))
+        products = (x[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+        curvature = (products.T @ bend).reshape(self._height, self._height, self._width)
+        mixed = jnp.einsum("nv,snc->vcs", x, mixed)
+        return WideSums(value, *first, *(part.astype(jnp.float64) for part in (curvature, mixed, bend_beside)))
+
+    def curve(self, order: str, sums: WideSums, point: Any) -> tuple[Any, ...]:
+        """Value, gradient and Hessian in θ, from sums over all rows."""
+        gradient = jnp.concatenate([jnp.ravel(sums.weights.T), sums.beside])
+        jacobian = jax.jacfwd(self._coefficients)(point)
+        if order == "gradient":
+            return sums.value, jacobian.T @ gradient
+        bent = jax.hessian(lambda theta: gradient @ self._coefficients(theta))(point)
+        return sums.value, jacobian.T @ gradient, jacobian.T @ self._hessian(sums) @ jacobian + bent
+
+    def _coefficients(self, theta: Any) -> Any:
+        """ψ(θ): the columns of W one after the other, and θ_S."""
+        (w,) = self.exact.weights(theta)
+        return jnp.concatenate([jnp.ravel(w.T), theta[self.found.coordinates]])
+
+    def _hessian(self, sums: WideSums) -> Any:
+        v, c, s = self._height, self._width, len(self.found.coordinates)
+        columns = jnp.einsum("vuc,cd->cvdu", sums.curvature, jnp.eye(c)).reshape(v * c, v * c)
+        mixed = jnp.swapaxes(sums.mixed, 0, 1).reshape(v * c, s)
+        return jnp.block([[columns, mixed], [mixed.T, sums.curvature_beside]])
+
+
+def is_wide(exact: Predictors, d: int, block: Mapping[str, Any]) -> bool:
+    """Whether one predictor has columns that the likelihood sums over, each by itself.
+
+    Told by second derivatives of some rows at random values of η, in float64: between different columns all are zero,
+    to the last bit, and within a column they are not.
+    """
+    if len(exact.cuts) != 1 or len(exact.coordinates) > _MOST_BESIDE:
+        return False
+    width, height = exact.widths[0], exact.cuts[0].height
+    if width < 2 or width * height > _MOST_COEFFICIENTS or height**2 > _MOST_PRODUCTS:
+        return False
+
+    @jax.jit
+    def bends(eta: Any, theta: Any) -> Any:
+        def of_shift(shift: Any) -> Any:
+            return exact.link([eta + shift[None]], theta, block)
+
+        return jax.jacfwd(jax.jacfwd(of_shift))(jnp.zeros(width))
+
+    rng, n = np.random.default_rng(0), len(next(iter(block.values())))
+    between = ~np.eye(width, dtype=bool)
+    with jax.enable_x64(True), promotion_allowed():
+        for scale in (1.0, 1.0, 5.0, 5.0):
+            found = np.asarray(bends(scale * rng.normal(size=(n, width)), rng.normal(size=d)))
+            if np.any(found[:, between] != 0) or not np.all(np.isfinite(found)):
+                return False
+            if np.count_nonzero(found[:, ~between]) < found[:, ~between].size // 2:
+                return False
+    return True
