@@ -5,6 +5,7 @@ the climbs are made on a part of the rows, and only the modes that they find are
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -64,11 +65,13 @@ def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, 
     """
     space = subposterior.programs.target.space
     first, *rest = (starts[i : i + num_points] for i in range(0, len(starts), num_points))
-    ends = climb_to(subposterior, first, precision)
+    few_slopes = subposterior.weight > 1 and starts.shape[1] > MOST_ON_TALL
+    climber = _climb_by_slopes if few_slopes else functools.partial(climb_to, precision=precision)
+    ends = climber(subposterior, first)
     kept = distinct(space, ends, num_points)
     if len(first) > 1 and len(kept.points) == 1 and np.all(ends.concave & ends.converged):
         return kept
-    found = [ends, *(climb_to(subposterior, some, precision) for some in rest)]
+    found = [ends, *(climber(subposterior, some) for some in rest)]
     return distinct(space, Modes(*map(np.concatenate, zip(*found, strict=True))), num_points)
 
 
@@ -119,6 +122,27 @@ def _climb_first_order(subposterior: Subposterior, starts: np.ndarray) -> Modes:
     return _finite(points, at.value, at.gradient, -at.hessian, converged, np.zeros(len(starts), bool))
 
 
+def _climb_by_slopes(subposterior: Subposterior, starts: np.ndarray) -> Modes:
+    """The maxima of a part of the rows in many coordinates: slopes to come near, and the curvature twice.
+
+    Whether the density is log-concave is told by its curvature at the start alone.
+    """
+
+    def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
+        at = subposterior.gradient(point[None])
+        return (-float(at.value[0]), -at.gradient[0]) if np.isfinite(at.value[0]) else (np.inf, 0 * point)
+
+    found = []
+    for start in starts:
+        ended = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-7})
+        near, far = subposterior.second_order(ended.x[None]), subposterior.second_order(start[None])
+        concave = eigen_of(far[2], 1e-12).falls
+        rough = Modes(ended.x[None], near[0], near[1], -near[2], np.zeros(1, bool), concave)
+        point, value, gradient, _, converged, _ = _climb_whitened(subposterior, rough, 0)
+        found.append((point, value, gradient, -near[2], converged, concave))
+    return _finite(*map(np.concatenate, zip(*found, strict=True)))
+
+
 def follow(subposterior: Subposterior, before: Modes, precision: Precision) -> Modes:
     """The modes of more rows, from those of a part of them."""
     d = before.points.shape[1]
@@ -154,6 +178,9 @@ def _climb_whitened(subposterior: Subposterior, before: Modes, i: int) -> tuple[
     # SciPy's first step is short; a whole Newton step is better, if it climbs.
     centre, origin = before.points[i], np.zeros(before.points.shape[1])
     value, slope = loss(origin)
+    if not seen:
+        # Nothing finite to go by, and left out as such.
+        return tuple(part[i : i + 1] for part in before._replace(value=np.full(len(before.value), -np.inf)))
     centre = before.points[i] - scale @ slope
     if not loss(origin)[0] < value:
         centre = before.points[i]
