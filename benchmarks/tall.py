@@ -9,6 +9,7 @@ cold      from a file to a saved answer in fresh interpreters, and the memory of
 svi       NumPyro's SVI until it has the same posterior
 growth    time by rows and columns
 models    Poisson regression and topographic latent source analysis
+profile   where the time of a warm run goes
 flights   the table of main for three million real flights, when the file is there
 """
 
@@ -27,6 +28,7 @@ from cold import cold
 from flights import USUAL, flights
 from growth import growth, models
 from rounds import Turn, in_turn, median_seconds, timed, verdict
+from stages import stages
 from susy import Rows, held_out, susy_like
 
 import epvi
@@ -213,6 +215,7 @@ PARTS: dict[str, Callable[[Plan], None]] = {
     "svi": svi_part,
     "growth": lambda plan: growth(susy_like(plan.num_rows, plan.seed), plan.seed, plan.repeats, plan.scale),
     "models": lambda plan: models(plan.seed, plan.repeats, plan.scale),
+    "profile": lambda plan: stages(plan.rows()[0], plan.seed),
     "flights": flights_part,
 }
 

@@ -1,0 +1,135 @@
+"""Where the time of a warm fit goes: the caller's stages, and those of a shard inside its worker."""
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from susy import Rows
+
+import epvi
+from epvi import pool
+from epvi.models import logistic
+from epvi.run import _as_bytes
+from epvi.site import shard as site_shard
+from epvi.site.assembly import Table
+from epvi.site.density import Subposterior, block_size
+from epvi.site.expansion import Around
+from epvi.site.rows import as_columns
+from epvi.site.shard import Part, Plan, provenance
+from epvi.site.split import split_evenly
+from epvi.store import write_rows
+from epvi.worker import Job, run_shard
+
+# A shard's stages in the order in which they are shown.
+_STAGES = ("support of the labels", "rows taken for parts", "passes over parts", "passes over all rows",
+           "values around the mode", "hash of the rows")  # fmt: skip
+
+
+@contextlib.contextmanager
+def _counted(owner: Any, name: str, stage: Callable[[Any], str], spent: dict[str, float]) -> Iterator[None]:
+    """Add the time of a function to a stage that is told by its first argument."""
+    inner = getattr(owner, name)
+
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        result = inner(*args, **kwargs)
+        which = stage(args[0])
+        spent[which] = spent.get(which, 0.0) + time.perf_counter() - start
+        return result
+
+    setattr(owner, name, outer)
+    try:
+        yield
+    finally:
+        setattr(owner, name, inner)
+
+
+def _staged(job: Job, part: Part, rows: Any) -> tuple[dict[str, float], float, int]:
+    """A shard's fit in a worker: seconds by stage and in all, and its passes."""
+    spent: dict[str, float] = {}
+    whole = len(next(iter(rows.columns().values())))
+
+    def passes(sub: Subposterior) -> str:
+        return "passes over all rows" if sub.num_rows == whole else "passes over parts"
+
+    start = time.perf_counter()
+    with contextlib.ExitStack() as stack:
+        for owner, name, stage in (
+            (Subposterior, "refuse_outside", lambda _: "support of the labels"),
+            (Subposterior, "_taken", lambda _: "rows taken for parts"),
+            (Subposterior, "_sweep", passes),
+            (Around, "near", lambda _: "values around the mode"),
+            (site_shard, "hash_rows", lambda _: "hash of the rows"),
+        ):
+            stack.enter_context(_counted(owner, name, stage, spent))
+        fit = run_shard(job, part, rows)
+    return spent, time.perf_counter() - start, fit.passes
+
+
+def stages(rows: Rows, seed: int) -> None:
+    """Print the profile of a fit by two workers, each stage the least of three runs."""
+    model, inference = epvi.Model(logistic), epvi.NVI()
+    runs: list[tuple[dict[str, float], tuple]] = []
+    for _ in range(4):
+        caller: dict[str, float] = {}
+        with _timed(caller, "numbers checked"):
+            columns = as_columns(rows)
+        key = jax.random.key(seed)
+        with _timed(caller, "rows dealt out"):
+            split = split_evenly(len(columns["y"]), 2, shuffle=True, key=key)
+        programs = model.programs(columns)
+        size = block_size(programs, columns, split.largest, inference.points_at_once)
+        made_of = provenance(model, programs, Table(columns))
+        job = Job(_as_bytes(model), Plan(inference, size, np.asarray(jax.random.key_data(key)), made_of), None)
+        folder = Path(tempfile.mkdtemp())
+        try:
+            with _timed(caller, "rows written for workers"):
+                mapped = write_rows(columns, split, folder, 2)
+            with _timed(caller, "both shards, in two workers"):
+                parts = [Part(i, 2, f"{i} of 2", Fraction(1, 2)) for i in (1, 2)]
+                futures = [
+                    pool.workers(2).submit(_staged, job, part, part_rows)
+                    for part, part_rows in zip(parts, mapped, strict=True)
+                ]
+                found = [future.result() for future in futures]
+        finally:
+            with _timed(caller, "files removed"):
+                shutil.rmtree(folder)
+        runs.append((caller, tuple(found)))
+    _show(runs[1:], rows)
+
+
+@contextlib.contextmanager
+def _timed(spent: dict[str, float], stage: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    spent[stage] = time.perf_counter() - start
+
+
+def _show(runs: list, rows: Rows) -> None:
+    sums = []
+    for _ in range(5):
+        start = time.perf_counter()
+        np.sum(rows["x"])
+        sums.append(time.perf_counter() - start)
+    one = min(sums)
+    print(
+        f"Where the time goes: {len(rows['y']):,} rows, two workers, warm; a plain sum over the rows takes {one:.4f} s"
+    )
+    for stage in runs[0][0]:
+        least = min(caller[stage] for caller, _ in runs)
+        print(f"{stage:32s}{least:9.3f} s{least / one:8.1f} sums")
+    shards = min((found for _, found in runs), key=lambda found: max(total for _, total, _ in found))
+    print(f"of a shard, both together ({max(passes for _, _, passes in shards)} passes over all its rows):")
+    for stage in _STAGES:
+        seconds = sum(spent.get(stage, 0.0) for spent, _, _ in shards)
+        print(f"  {stage:30s}{seconds:9.3f} s{seconds / one:8.1f} sums")
+    rest = sum(total - sum(spent.values()) for spent, total, _ in shards)
+    print(f"  {'the rest, on the host':30s}{rest:9.3f} s{rest / one:8.1f} sums")
