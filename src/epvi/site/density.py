@@ -29,7 +29,7 @@ _LEAST_BLOCK, _LARGEST_BLOCK = 64, 2**14
 # Blocks of a part of the rows, whose passes are short anyway.
 _PART_BLOCK = 2**11
 # Bytes of rows from files that stay in memory once they were read.
-_WINDOW = 2**25
+_WINDOW = 2**23
 # A shard without a share of the prior can have parameters of which its rows say nothing, such as the scale of a
 # hierarchy. There its density is flat and others bound it: a Gaussian of this precision, next to nothing, is put there.
 _NEXT_TO_NOTHING = 1e-8
