@@ -198,3 +198,20 @@ def left_to_gain_with_prior(fit, rows):
     sub = Subposterior.of(Programs(epvi.Model(logistic).on(rows)), rows, Fraction(1), 2**12)
     _, slope, bend = sub.second_order(np.asarray(fit.mixture.mean())[None])
     return 0.5 * float(slope[0] @ np.linalg.solve(-bend[0], slope[0]))
+
+
+def test_a_mode_that_is_light_on_a_part_of_the_rows_is_followed_to_all():
+    """Two modes at ±1 of a parameter that enters squared; a slight slope makes one of them heavier on all rows."""
+    rng = np.random.default_rng(4)
+    rows = {"y": rng.normal(1.0, 1.0, 40_000), "z": rng.normal(3e-5, 0.05, 40_000)}
+    model = epvi.Model.from_log_density(
+        lambda values: -0.5 * values["b"] ** 2 / 100,
+        lambda values, block: -0.5 * (block["y"] - values["b"] ** 2) ** 2 + block["z"] * values["b"],
+        {"b": ()},
+    )
+    fit = epvi.fit_shard(model, rows, "1/1")
+    heavier = np.sign(np.sum(rows["z"]))
+    mass = 1 / (1 + np.exp(-2 * abs(np.sum(rows["z"]))))
+    means = np.asarray(fit.mixture.means)[:, 0]
+    weights = np.exp(np.asarray(fit.mixture.log_weights))
+    assert np.sum(weights[np.sign(means) == heavier]) == pytest.approx(mass, abs=0.02)

@@ -63,16 +63,15 @@ def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, 
 
     When the first climbs all end in one mode and met no curvature but that of a maximum, the other starts are spared.
     """
-    space = subposterior.programs.target.space
     first, *rest = (starts[i : i + num_points] for i in range(0, len(starts), num_points))
     few_slopes = subposterior.weight > 1 and starts.shape[1] > MOST_ON_TALL
     climber = _climb_by_slopes if few_slopes else functools.partial(climb_to, precision=precision)
     ends = climber(subposterior, first)
-    kept = distinct(space, ends, num_points)
+    kept = distinct_of(subposterior, ends, num_points)
     if len(first) > 1 and len(kept.points) == 1 and np.all(ends.concave & ends.converged):
         return kept
     found = [ends, *(climber(subposterior, some) for some in rest)]
-    return distinct(space, Modes(*map(np.concatenate, zip(*found, strict=True))), num_points)
+    return distinct_of(subposterior, Modes(*map(np.concatenate, zip(*found, strict=True))), num_points)
 
 
 def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precision) -> Modes:
@@ -199,7 +198,13 @@ def _finite(*parts: np.ndarray) -> Modes:
     return Modes(*(part[good] for part in parts))
 
 
-def distinct(space: Space, ends: Modes, most: int) -> Modes:
+def distinct_of(subposterior: Subposterior, ends: Modes, most: int) -> Modes:
+    """The different modes of a subposterior; of a part of the rows also light ones, which all rows may find heavy."""
+    least = _LEAST_LOG_MASS if subposterior.weight == 1 else -np.inf
+    return distinct(subposterior.programs.target.space, ends, most, least)
+
+
+def distinct(space: Space, ends: Modes, most: int, least: float = _LEAST_LOG_MASS) -> Modes:
     """The different modes among the ends, the heaviest first; relabellings of one mode count once.
 
     Ends of climbs that were not over count only where no climb was.
@@ -212,7 +217,7 @@ def distinct(space: Space, ends: Modes, most: int) -> Modes:
     kept: list[int] = []
     points, gradient, curvature = ends.points.copy(), ends.gradient.copy(), ends.curvature.copy()
     for i in np.argsort(-np.round(log_mass, 3), kind="stable"):
-        if log_mass[i] < log_mass.max() + _LEAST_LOG_MASS or len(kept) == most:
+        if log_mass[i] < log_mass.max() + least or len(kept) == most:
             break
         if kept and space.exchangeable:
             first = kept[0]

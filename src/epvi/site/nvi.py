@@ -25,7 +25,7 @@ from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_wei
 from epvi.site.expansion import TALL, Around, expand, taylors
 from epvi.site.flatness import flat_direction
 from epvi.site.inference import Inference, LocalFit
-from epvi.site.modes import Modes, climb_to, distinct, find_modes, follow
+from epvi.site.modes import Modes, climb_to, distinct_of, find_modes, follow
 from epvi.site.newton import Precision
 from epvi.site.overlap import Family, family_of, overlap
 from epvi.site.rows import Columns, generator
@@ -141,7 +141,7 @@ class _Work:
         near = expand(self.subposterior, means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
         drawn = self.draw(components, rng, near)
         nearest = climb_to(self.subposterior, means, self.precision)
-        modes = self._some(distinct(self._space, nearest, k), means)
+        modes = self._some(distinct_of(self.subposterior, nearest, k), means)
         flat = self._flat_direction(modes)
         if flat is not None:
             components = self.at_modes(modes, flat=True)
@@ -195,7 +195,7 @@ class _Work:
     def follow(self, before: Modes) -> Modes:
         """The modes, from those of a part of the rows."""
         ended = follow(self.subposterior, before, self.precision)
-        modes = self._some(distinct(self._space, ended, self.settings.num_components), before.points)
+        modes = self._some(distinct_of(self.subposterior, ended, self.settings.num_components), before.points)
         return self._with_curvature(modes)
 
     def _with_curvature(self, modes: Modes) -> Modes:
