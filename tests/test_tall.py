@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 import epvi
 from epvi.models import logistic, poisson, simulate_logistic, simulate_poisson
-from epvi.site import nvi
+from epvi.site import fitting
 from epvi.site.density import Subposterior
 from epvi.site.expansion import TALL, expand, taylors
 from epvi.site.newton import Precision, climb
@@ -76,8 +76,8 @@ def test_a_tall_shard_is_passed_over_at_most_three_times(kind, monkeypatch):
     rows, model = tall_rows(kind), {"logistic": logistic, "poisson": poisson}[kind]
     assert TALL <= N
     quick = epvi.fit_shard(model, rows, "1/2")
-    monkeypatch.setattr(nvi, "TALL", 10**9)
-    monkeypatch.setattr(nvi, "_part_sizes", lambda num_rows, first: [])
+    monkeypatch.setattr(fitting, "TALL", 10**9)
+    monkeypatch.setattr(fitting, "_part_sizes", lambda num_rows, first: [])
     whole = epvi.fit_shard(model, {name: np.asarray(column, np.float64) for name, column in rows.items()}, "1/2")
     assert quick.passes <= 3 < whole.passes
     assert quick.status.text == whole.status.text == "converged: 1 component."
