@@ -18,7 +18,8 @@ from epvi.space import Space
 
 # Two climbs ended in the same mode when they are nearer than this, in its standard deviations.
 _SAME_MODE = 0.5
-# Modes with less than e^-20 of the heaviest one's mass are left out.
+# Modes with less than e^-20 of the heaviest one's mass are left out. Of a part of the rows that is the mass that its
+# own rows give: what they tell of all rows is less certain.
 _LEAST_LOG_MASS = -20.0
 # Climbs that take longer than this end nowhere.
 _MOST_STEPS = 60
@@ -65,11 +66,11 @@ def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, 
     space = subposterior.programs.target.space
     first, *rest = (starts[i : i + num_points] for i in range(0, len(starts), num_points))
     ends = climb_to(subposterior, first, precision)
-    kept = distinct(space, ends, num_points)
+    kept = distinct(space, ends, num_points, subposterior.weight)
     if len(first) > 1 and len(kept.points) == 1 and np.all(ends.concave & ends.converged):
         return kept
     found = [ends, *(climb_to(subposterior, some, precision) for some in rest)]
-    return distinct(space, Modes(*map(np.concatenate, zip(*found, strict=True))), num_points)
+    return distinct(space, Modes(*map(np.concatenate, zip(*found, strict=True))), num_points, subposterior.weight)
 
 
 def climb_to(subposterior: Subposterior, starts: np.ndarray, precision: Precision) -> Modes:
@@ -172,10 +173,10 @@ def _finite(*parts: np.ndarray) -> Modes:
     return Modes(*(part[good] for part in parts))
 
 
-def distinct(space: Space, ends: Modes, most: int) -> Modes:
+def distinct(space: Space, ends: Modes, most: int, weight: float) -> Modes:
     """The different modes among the ends, the heaviest first; relabellings of one mode count once.
 
-    Ends of climbs that were not over count only where no climb was.
+    `weight` is how many rows each one stands for. Ends of climbs that were not over count only where no climb was.
     """
     if not len(ends.points):
         return ends
@@ -185,7 +186,7 @@ def distinct(space: Space, ends: Modes, most: int) -> Modes:
     kept: list[int] = []
     points, gradient, curvature = ends.points.copy(), ends.gradient.copy(), ends.curvature.copy()
     for i in np.argsort(-np.round(log_mass, 3), kind="stable"):
-        if log_mass[i] < log_mass.max() + _LEAST_LOG_MASS or len(kept) == most:
+        if log_mass[i] < log_mass.max() + weight * _LEAST_LOG_MASS or len(kept) == most:
             break
         if kept and space.exchangeable:
             first = kept[0]
