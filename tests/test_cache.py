@@ -97,3 +97,9 @@ def test_a_second_run_compiles_nothing_again(tmp_path):
         made.append({path.name for path in tmp_path.glob("*-cache")})
     assert made[0]
     assert made[0] == made[1]
+
+
+def test_a_cache_in_the_home_of_nobody_is_none(monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("EPVI_CACHE", "~nobody-has-this-name/cache")
+    assert cache.cache_environment() == {}

@@ -96,6 +96,12 @@ def coupled_numbers(x, y):
     observed(y, dist.Normal(odds + 0.1 * gate, 1.0).to_event(1), x)
 
 
+def whole_weights(x, y):
+    """Weights without their fractions have no derivative."""
+    whole = normal("w", V).astype(int).astype(float)
+    observed(y, dist.Normal(normal("a") + x @ whole, 1.0), x)
+
+
 LINKED = {
     "logistic": (logistic, LABELS, [1], True),
     "poisson": (poisson, COUNTS, [1], True),
@@ -109,6 +115,7 @@ LINKED = {
     "weights to the third": (squared_weights, REAL, [1], False),
     "polynomial": (polynomial, REAL, [1], True),
     "factored": (factored, REAL, [1], False),
+    "whole weights": (whole_weights, REAL, [1], False),
 }
 
 
@@ -125,7 +132,25 @@ def no_product(x, y):
     observed(y, dist.Normal(jnp.sum(x * normal("w", V)[None], axis=1), 1.0), x)
 
 
-GENERAL = {"network": network, "many groups": many_groups, "no product": no_product}
+@jax.custom_vjp
+def only_backwards(odds):
+    return jnp.tanh(odds)
+
+
+only_backwards.defvjp(lambda odds: (jnp.tanh(odds), odds), lambda odds, slope: (slope * (1 - jnp.tanh(odds) ** 2),))
+
+
+def derivative_of_its_own(x, y):
+    """A function that can be differentiated backwards alone."""
+    observed(y, dist.Normal(only_backwards(x @ normal("w", V)), 1.0), x)
+
+
+GENERAL = {
+    "network": network,
+    "many groups": many_groups,
+    "no product": no_product,
+    "derivative of its own": derivative_of_its_own,
+}
 
 
 def subposterior(model, rows):
@@ -232,4 +257,50 @@ def test_columns_that_have_to_do_with_each_other_are_no_wide_predictor(name):
     model, y = COUPLED[name]
     sub = subposterior(model, {"x": X, "y": y})
     assert sub.programs.linked({"x": X[:BLOCK], "y": y[:BLOCK]}) is None
+    check(sub, 0.4 * RNG.normal(size=(2, sub.dim)), 1e-11)
+
+
+def coupled_in_some_rows(x, y, late):
+    """Columns that meet in rows which come later."""
+    odds = x @ normal("w", V, 12)
+    observed(y, dist.Normal(odds + 0.5 * late[:, None] * odds * odds[:, ::-1], 1.0).to_event(1), x)
+
+
+def coupled_far_away(x, y):
+    """Columns that meet only where one is large."""
+    odds = x @ (40.0 * normal("w", V, 12))
+    observed(y, dist.Normal(odds + 0.1 * jnp.maximum(odds[:, :1] - 25.0, 0.0) * odds, 1.0).to_event(1), x)
+
+
+@pytest.mark.parametrize("model", [coupled_in_some_rows, coupled_far_away])
+def test_columns_that_rarely_have_to_do_with_each_other_are_no_wide_predictor(model):
+    """Derivatives of the first rows, at values near zero, do not tell; the steps of the program do."""
+    rows = {"x": X, "y": NUMBERS}
+    if model is coupled_in_some_rows:
+        rows["late"] = (np.arange(N) > 20).astype(float)
+    sub = subposterior(model, rows)
+    assert sub.programs.linked({n: c[:BLOCK] for n, c in rows.items()}) is None
+    check(sub, 0.4 * RNG.normal(size=(2, sub.dim)), 1e-11)
+
+
+def counts(x):
+    return dist.Poisson(jnp.exp(0.1 * (x @ normal("w", V, 12)))).to_event(1)
+
+
+def labels(x):
+    return dist.Bernoulli(logits=normal("a") + x @ normal("w", V, 12)).to_event(1).mask(x[:, 0] > -1.5)
+
+
+SUMS = {
+    "counts": (counts, RNG.integers(0, 5, (N, 12))),
+    "labels": (labels, RNG.integers(0, 2, (N, 12))),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_likelihoods_that_are_sums_over_columns_are_known_by_their_steps(name):
+    distribution, y = SUMS[name]
+    rows = {"x": X, "y": y}
+    sub = subposterior(lambda x, y: observed(y, distribution(x), x), rows)
+    assert isinstance(sub.programs.linked({n: c[:BLOCK] for n, c in rows.items()}), Wide)
     check(sub, 0.4 * RNG.normal(size=(2, sub.dim)), 1e-11)

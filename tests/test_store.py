@@ -2,13 +2,18 @@
 
 import errno
 import os
+import time
 
 import jax
 import numpy as np
 import pytest
 from sentences import refused
 
+import epvi
 from epvi import store
+from epvi.errors import EpviError
+from epvi.models import logistic
+from epvi.site import storage
 from epvi.site.rows import let_go
 from epvi.site.split import split_by, split_evenly
 from epvi.store import write_rows
@@ -83,3 +88,40 @@ def test_a_full_disk_is_one_sentence(tmp_path, monkeypatch):
         lambda: write_rows(COLUMNS, SPLITS["dealt"], tmp_path, 2),
         r"rows cannot be written to .* \(No space left on device\): make room, or set TMPDIR",
     )
+
+
+@pytest.mark.parametrize("name", ["tempfile.mkdtemp", "np.save"])
+def test_a_full_temporary_folder_is_one_sentence_from_the_first_file_on(name, monkeypatch):
+    def full(*args, **settings):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(f"epvi.run.{name}", full)
+    rows = {"x": np.random.default_rng(0).normal(size=(40, 2)), "y": np.arange(40) % 2}
+    refused(lambda: epvi.fit(logistic, rows, 2, executor=1), "rows cannot be written to .*No space left.*TMPDIR")
+
+
+def test_nothing_more_is_written_after_a_failure(tmp_path, monkeypatch):
+    begun = []
+
+    def broken(*args):
+        begun.append(args)
+        time.sleep(0.001)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "_write", broken)
+    split = split_evenly(N, 500, shuffle=False, key=jax.random.key(0))
+    with pytest.raises(EpviError, match="No space left"):
+        write_rows(COLUMNS, split, tmp_path, 1)
+    assert len(begun) < 500 * len(COLUMNS)
+
+
+def test_columns_of_no_width_beside_large_ones_are_held_in_memory(monkeypatch):
+    monkeypatch.setattr(storage, "_MOST_IN_MEMORY", 10)
+    made = storage.stores(5, {"x": ((3,), np.dtype(float)), "none": ((0,), np.dtype(float))})
+    for place in made.values():
+        block = place.room(5)
+        block[...] = 1.0
+        place.keep(block)
+    assert isinstance(made["x"], storage.OnDisk)
+    assert made["none"].finish().shape == (5, 0)
+    np.testing.assert_array_equal(made["x"].finish(), np.ones((5, 3)))

@@ -4,6 +4,7 @@ import functools
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.optimize import minimize
@@ -215,3 +216,63 @@ def test_a_mode_that_is_light_on_a_part_of_the_rows_is_followed_to_all():
     means = np.asarray(fit.mixture.means)[:, 0]
     weights = np.exp(np.asarray(fit.mixture.log_weights))
     assert np.sum(weights[np.sign(means) == heavier]) == pytest.approx(mass, abs=0.02)
+
+
+def flat_or_weak(precision, v):
+    """Logistic regression with a Gaussian prior of this precision, which may be zero."""
+    return epvi.Model.from_log_density(
+        lambda values: -0.5 * precision * jnp.sum(values["w"] ** 2),
+        lambda values, block: block["y"] * (block["x"] @ values["w"]) - jax.nn.softplus(block["x"] @ values["w"]),
+        {"w": (v,)},
+    )
+
+
+def with_rare_columns(seed, counts, v):
+    """Rows whose last columns are 1 in a few of them and 0 in all others."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(40_000, v))
+    x[:, -len(counts) :] = 0
+    for j, count in enumerate(reversed(counts)):
+        x[rng.choice(len(x), count), -1 - j] = 1
+    y = (rng.random(len(x)) < 1 / (1 + np.exp(-x @ rng.normal(size=v)))).astype(int)
+    return {"x": x, "y": y}
+
+
+def test_a_rare_column_that_separates_labels_is_flat_on_a_tall_shard_too():
+    """Though a part of the rows had it, and the climb on all of them began far out."""
+    rows = with_rare_columns(0, [1], 25)
+    rows["y"][rows["x"][:, -1] == 1] = 1
+    fit = epvi.fit_shard(flat_or_weak(0.0, 25), rows, "1/1")
+    assert not fit.status.ok
+    assert "do not bound w[24]" in fit.status.text
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_rare_columns_have_the_curvature_at_their_mode(seed):
+    """Where few rows tell of a coefficient, Newton's method has a way to go when all others are at their mode."""
+    rows = with_rare_columns(seed, [12, 5, 2], 12)
+    rows["x"] = rows["x"].astype(np.float32)
+    fit = epvi.fit_shard(flat_or_weak(0.01, 12), rows, "1/1", inference=epvi.NVI(1))
+    x, at = rows["x"].astype(np.float64), np.asarray(fit.mixture.mean())
+    p = 1 / (1 + np.exp(-(x @ at)))
+    curvature = (x.T * (p * (1 - p))) @ x + 0.01 * np.eye(12)
+    left = np.linalg.solve(curvature, x.T @ (rows["y"] - p) - 0.01 * at)
+    sds = np.sqrt(np.diag(np.linalg.inv(curvature)))
+    assert np.all(np.abs(left) < 0.01 * sds)
+    np.testing.assert_allclose(fit.mixture.sd(), sds, rtol=0.01)
+
+
+@pytest.mark.parametrize("seed", [3, 6])
+def test_the_heavier_of_two_modes_is_found_though_a_part_of_the_rows_prefers_the_other(seed):
+    """Half of N(t, 1) and half of N(−t, 1.04): rows of t = 2 tell it from t = −2 by some twenty or thirty nats."""
+    rng, pdf = np.random.default_rng(seed), jax.scipy.stats.norm.logpdf
+    model = epvi.Model.from_log_density(
+        lambda values: -0.5 * jnp.sum(values["t"] ** 2) / 9,
+        lambda values, block: jnp.logaddexp(pdf(block["y"], values["t"][0], 1), pdf(block["y"], -values["t"][0], 1.04)),
+        {"t": (1,)},
+    )
+    first = rng.random(40_000) < 0.5
+    y = np.where(first, 2 + rng.normal(size=40_000), -2 + 1.04 * rng.normal(size=40_000))
+    fit = epvi.fit_shard(model, {"y": y}, "1/1", seed=seed)
+    assert fit.status.ok
+    assert abs(float(fit.mixture.mean()[0]) - 2) < 0.05

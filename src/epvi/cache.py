@@ -16,9 +16,10 @@ def cache_folder() -> Path | None:
     chosen = os.environ.get("EPVI_CACHE")
     if chosen is not None and chosen.strip().lower() in ("", "off"):
         return None
-    if chosen is not None:
-        return Path(chosen).expanduser()
+    # There may be no home folder.
     with contextlib.suppress(RuntimeError):
+        if chosen is not None:
+            return Path(chosen).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "epvi"
     return None
 

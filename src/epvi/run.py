@@ -35,7 +35,7 @@ from epvi.site.recipe import read_rows
 from epvi.site.rows import Columns
 from epvi.site.shard import Part, Plan, as_inference, as_model, provenance
 from epvi.site.split import Split, split_by, split_evenly
-from epvi.store import write_rows
+from epvi.store import reported, write_rows
 from epvi.worker import HeldRows, Job, run_shard
 from epvi.workfolder import WorkFolder, remove_dead
 
@@ -115,7 +115,8 @@ def _fit_shards(
     with pool.stopped_on_interrupt(), _folder(work) as folder:
         workers = pool.workers(executor)
         passes = folder / "passes.npy"
-        np.save(passes, np.zeros(m, np.int32))
+        with reported(folder.parent):
+            np.save(passes, np.zeros(m, np.int32))
         bar.say("reading rows")
         mapped = write_rows(columns, split, folder, min(pool.size_of(executor), m))
         bar.say("fitting shards")
@@ -183,8 +184,9 @@ def _folder(work: WorkFolder | None) -> Iterator[Path]:
         with work.scratch() as folder:
             yield folder
         return
-    remove_dead(Path(tempfile.gettempdir()), "epvi-rows-")
-    folder = Path(tempfile.mkdtemp(prefix=f"epvi-rows-{os.getpid()}-"))
+    with reported(tempfile.tempdir or "the temporary folder"):
+        remove_dead(Path(tempfile.gettempdir()), "epvi-rows-")
+        folder = Path(tempfile.mkdtemp(prefix=f"epvi-rows-{os.getpid()}-"))
     try:
         yield folder
     finally:

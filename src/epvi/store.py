@@ -3,6 +3,7 @@
 Takes columns and a split; writes one file of plain numbers per column. A worker maps its shard's part of each.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -54,6 +55,18 @@ class MappedRows:
         return made
 
 
+@contextlib.contextmanager
+def reported(folder: Path | str) -> Iterator[None]:
+    """One sentence when a folder cannot take the rows."""
+    try:
+        yield
+    except OSError as error:
+        raise EpviError(
+            f"rows cannot be written to {str(folder)!r} for the workers ({error.strerror or error}): make room, or set"
+            " TMPDIR to a folder that has it."
+        ) from error
+
+
 def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -> list[MappedRows]:
     """Write all columns, a shard's rows after another's; gives each shard's."""
     bounds = np.concatenate([[0], np.cumsum(split.sizes)]).tolist()
@@ -62,7 +75,7 @@ def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -
         Column(name, f"{i}.rows", column.dtype.str, column.shape[1:])
         for i, (name, column) in enumerate(columns.items())
     )
-    try:
+    with reported(folder.parent):
         for column in listed:
             # Never empty, which cannot be mapped.
             with open(folder / column.file, "wb") as file:
@@ -73,13 +86,12 @@ def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -
                 for m, rows in enumerate(split.shards)
                 for column in listed
             ]
-            for job in jobs:
-                job.result()
-    except OSError as error:
-        raise EpviError(
-            f"rows cannot be written to {str(folder.parent)!r} for the workers ({error.strerror or error}): make room,"
-            " or set TMPDIR to a folder that has it."
-        ) from error
+            try:
+                for job in jobs:
+                    job.result()
+            finally:
+                # When one failed, or the user interrupts, what has not begun is left.
+                threads.shutdown(cancel_futures=True)
     return [MappedRows(folder, listed, num_rows, slice(a, b)) for a, b in itertools.pairwise(bounds)]
 
 

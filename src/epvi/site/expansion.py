@@ -16,12 +16,15 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.site.density import Curve, Subposterior
+from epvi.site.newton import eigen_of
 
 # Parts that the remainder is computed on, each by itself: what they differ by gives the standard error.
 _PARTS = 8
 _ROWS_PER_PART = 512
 # From so many rows on, 8 times those of the parts, it is worth it: below, a pass over all of them is as cheap.
 TALL = 8 * _PARTS * _ROWS_PER_PART
+# The parts' curvature is that of all rows up to this factor, unless they lack rows that matter.
+_ALIKE = 2.0
 
 
 class Taylor(NamedTuple):
@@ -52,6 +55,18 @@ class Around:
     whole: Taylor
     rows: Subposterior
     of_parts: list[Taylor]
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether the parts bend as all rows do in every direction; where a few rows bend it they may have none."""
+        parts = -np.mean([one.hessian for one in self.of_parts], axis=0)
+        if parts.ndim == 1:
+            ratio = parts / np.where(self.whole.hessian == 0, 1e-290, -self.whole.hessian)
+        else:
+            eigen = eigen_of(self.whole.hessian, 1e-12)
+            root = eigen.units[:, None] * eigen.vectors / np.sqrt(eigen.size)
+            ratio = np.linalg.eigvalsh(root.T @ parts @ root)
+        return bool(np.all((np.abs(ratio) > 1 / _ALIKE) & (np.abs(ratio) < _ALIKE)))
 
     def near(self, theta: np.ndarray, batch: int) -> Near:
         """Values at points near the centre."""

@@ -13,7 +13,7 @@ from epvi.errors import EpviError
 from epvi.mixture import GaussianMixture
 from epvi.site.density import Curve, Subposterior
 from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_weights
-from epvi.site.expansion import TALL, Around, expand, taylors
+from epvi.site.expansion import TALL, Around, Taylor, expand, taylors
 from epvi.site.flatness import flat_direction
 from epvi.site.inference import LocalFit
 from epvi.site.modes import Modes, climb_to, distinct_of, find_modes, follow
@@ -72,7 +72,7 @@ class Fitting:
         for work in works:
             components = work.sweeps.run(components.means, components.covariances, rng)
         means = components.means
-        near = expand(self.subposterior, means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
+        near = self._near(means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
         drawn = self.draw(components, rng, near)
         nearest = climb_to(self.subposterior, means, self.precision)
         modes = self._some(distinct_of(self.subposterior, nearest, k), means)
@@ -90,7 +90,7 @@ class Fitting:
             found.append(work.follow(found[-1]))
         modes = found[-1]
         at_modes = taylors(Curve(modes.value, modes.gradient, -modes.curvature))
-        near = expand(self.subposterior, modes.points, at_modes, rng) if self._is_tall else None
+        near = self._near(modes.points, at_modes, rng)
         seen = near is not None and self.subposterior.passes <= _FEW_PASSES
         flat = self._flat_direction(modes, near[0] if near is not None and seen else None)
         plain = self.at_modes(modes, flat=flat is not None)
@@ -206,6 +206,11 @@ class Fitting:
             if doubt <= _CERTAIN:
                 return drawn._replace(f=np.stack([one.value for one in found]), doubt=doubt)
         return draw_from(self._value, self.family, means, covariances, z)
+
+    def _near(self, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator) -> list[Around] | None:
+        """Expansions of a tall shard, unless a few rows that parts do not have bend it."""
+        made = expand(self.subposterior, centres, wholes, rng) if self._is_tall else []
+        return made if made and all(around.is_alike for around in made) else None
 
     def finished(self, components: Components, drawn: Drawn, flat: str | None) -> LocalFit:
         """The mixture with its status."""

@@ -18,6 +18,8 @@ _LEAST_GAIN = 1e-4
 _DAMPINGS = 20
 # When so little is left to gain, and the next step is known to leave next to nothing, the climb is over.
 _LITTLE_LEFT = 0.1
+# Nor may that step be about to change the curvature by more than this part, in any direction.
+_STEADY = 0.02
 
 
 class Climbed(NamedTuple):
@@ -76,13 +78,14 @@ def climb(evaluate: Evaluate, start: np.ndarray, precision: Precision, max_steps
             ratio = np.where(drowned & taken, 1.0, gain / np.maximum(promised, 1e-300))
         radius = np.where(active & (~taken | (ratio < 0.25)), 0.25 * np.minimum(length, radius), radius)
         radius = np.where(active & taken & (ratio > 0.75), np.maximum(radius, 4 * length), radius)
+        bent = hessian.copy()
         points[taken], value[taken] = tried[taken], new[0][taken]
         gradient[taken], hessian[taken] = new[1][taken], new[2][taken]
         eigen = eigen_of(hessian, floor)
         before, decrement = decrement, _decrement(gradient, eigen)
         concave &= eigen.falls
         if trusting:
-            foretold |= taken & _foretold(before, decrement, tolerance)
+            foretold |= taken & _foretold(before, decrement, tolerance) & _steady(bent - hessian, step, gradient, eigen)
     converged = ~dead & (foretold | (decrement <= tolerance))
     return Climbed(points, value, gradient, hessian, decrement, converged, concave)
 
@@ -94,6 +97,21 @@ def _foretold(before: np.ndarray, now: np.ndarray, tolerance: float) -> np.ndarr
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return (now <= _LITTLE_LEFT) & (now < 0.1 * before) & (now**3 / before**2 <= tolerance)
+
+
+def _steady(change: np.ndarray, step: np.ndarray, gradient: np.ndarray, eigen: "Eigen") -> np.ndarray:
+    """Whether the next step leaves the curvature as it is, told by how the last one changed it.
+
+    In every direction: where few rows tell of a coefficient, it is far from its mode when all others are at theirs.
+    """
+    steady = []
+    for one, moved, slope, size, vectors, units in zip(change, step, gradient, *eigen[:3], strict=True):
+        root = units[:, None] * vectors / np.sqrt(size)
+        changed, along = np.linalg.eigh(root.T @ np.where(np.isfinite(one), one, np.inf) @ root)
+        last = np.abs(along.T @ (np.sqrt(size) * (vectors.T @ (moved / units))))
+        following = np.abs(along.T @ (root.T @ slope))
+        steady.append(np.all(np.abs(changed) * np.minimum(following, last) <= _STEADY * last))
+    return np.array(steady)
 
 
 class Eigen(NamedTuple):

@@ -156,6 +156,9 @@ def find_predictors(log_likelihood: Callable, theta: Any, block: Mapping[str, An
 
     with promotion_allowed():
         traced = jax.make_jaxpr(of_arrays)(theta, *block.values())
+    if "custom_vjp_call" in str(traced):
+        # Such a function has no derivative forwards, which φ is differentiated by.
+        return None
     program = _flat(traced, names)
     (d,), n = theta.shape, next(iter(block.values())).shape[0]
     nothing = np.zeros(d, bool)
@@ -284,7 +287,8 @@ def _moved(step: _Step, places: np.ndarray | None) -> np.ndarray | None:
         return places.reshape(step.equation.outvars[0].aval.shape)
     if name == "transpose":
         return places.transpose(parameters["permutation"])
-    return places if name in ("convert_element_type", "copy") else None
+    is_float = step.equation.outvars[0].aval.dtype.kind == "f"
+    return places if name == "copy" or (name == "convert_element_type" and is_float) else None
 
 
 def _axes(parameters: Mapping[str, Any]) -> list[Any]:

@@ -120,8 +120,12 @@ Store: TypeAlias = InMemory | OnDisk
 def stores(num_rows: int, columns: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, Store]:
     """A place for each column, given the shapes and types of their rows: on disk if they are large together."""
     needed = num_rows * sum(_row_bytes(*column) for column in columns.values())
-    kind = OnDisk if needed > _MOST_IN_MEMORY else InMemory
-    return {name: kind(num_rows, *column) for name, column in columns.items()}
+    is_large = needed > _MOST_IN_MEMORY
+    # A file without bytes cannot be mapped.
+    return {
+        name: (OnDisk if is_large and _row_bytes(*column) else InMemory)(num_rows, *column)
+        for name, column in columns.items()
+    }
 
 
 def _row_bytes(row_shape: tuple[int, ...], dtype: np.dtype) -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from epvi.float64 import promotion_allowed
 from epvi.site.predictors import Predictors
+from epvi.site.separate import is_separate
 
 # Coordinates beside η that the likelihood may use.
 _MOST_BESIDE = 4
@@ -120,13 +121,16 @@ class Wide:
 def is_wide(exact: Predictors, d: int, block: Mapping[str, Any]) -> bool:
     """Whether one predictor has columns that the likelihood sums over, each by itself.
 
-    Told by second derivatives of some rows at random values of η, in float64: between different columns all are zero,
-    to the last bit, and within a column they are not.
+    Told by the program's steps, and by second derivatives of some rows at random values of η, in float64: between
+    different columns all are zero, to the last bit (a function may come with a derivative of its own), and within a
+    column they are not.
     """
     if len(exact.cuts) != 1 or len(exact.coordinates) > _MOST_BESIDE:
         return False
     width, height = exact.widths[0], exact.cuts[0].height
     if width < 2 or width * height > _MOST_COEFFICIENTS or height**2 > _MOST_PRODUCTS:
+        return False
+    if not is_separate(exact):
         return False
 
     @jax.jit
