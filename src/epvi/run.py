@@ -36,7 +36,7 @@ from epvi.site.rows import Columns
 from epvi.site.shard import Part, Plan, as_inference, as_model, provenance
 from epvi.site.split import Split, split_by, split_evenly
 from epvi.store import reported, write_rows
-from epvi.worker import HeldRows, Job, run_shard
+from epvi.worker import HeldRows, Job, model_of, run_shard
 from epvi.workfolder import WorkFolder, remove_dead
 
 # Shard m uses the m-th key; the split's is out of their reach.
@@ -83,12 +83,13 @@ def fit(
     if not isinstance(executor, Executor):
         # They start while the model is looked at.
         pool.workers(executor)
+    sent = _as_bytes(model)
+    model = model_of(sent)
     programs = model.programs(table.columns)
     programs.target.check(table.columns)
     size = block_size(programs, table.columns, split.largest, inference.points_at_once)
     key_data = np.asarray(jax.random.key_data(key))
-    plan = Plan(inference, size, key_data, provenance(model, programs, table), table.hash_key)
-    job = Job(_as_bytes(model), plan, None)
+    job = Job(sent, Plan(inference, size, key_data, provenance(model, programs, table), table.hash_key), None)
     with ShardProgress(split.num_shards, progress) as bar:
         fits = _fit_shards(job, table.columns, split, executor, bar, WorkFolder(Path(work)) if work else None)
         return _combined(fits, product, seed, bar)

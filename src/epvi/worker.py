@@ -47,7 +47,7 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     report = _Passes(job.passes, part.shard)
     report(0)
     try:
-        programs = _model(job.model).programs(columns)
+        programs = model_of(job.model).programs(columns)
         return fit_columns(programs, columns, part, job.plan, report)
     except EpviError as error:
         # Without the chain of causes, which may not travel between processes.
@@ -55,7 +55,8 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
 
 
 @functools.lru_cache(maxsize=8)
-def _model(model: bytes) -> Model:
+def model_of(model: bytes) -> Model:
+    """The model, the same one for the same bytes: what was compiled for it is there the next time."""
     return cloudpickle.loads(model)
 
 

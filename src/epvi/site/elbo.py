@@ -45,6 +45,12 @@ class Drawn(NamedTuple):
         terms = self.ratios() + self.log_weights[:, None] - np.log(self.f.shape[1])
         return float(np.asarray(logsumexp(terms)))
 
+    def halves(self) -> "list[Drawn]":
+        """The same from each half of the draws, every draw with its antithetic one."""
+        s = self.f.shape[1]
+        which = np.arange(s) % (s // 2) < s // 4
+        return [self._replace(f=self.f[:, half], logs=self.logs[:, half]) for half in (which, ~which)]
+
 
 def base_draws(rng: np.random.Generator, num_draws: int, d: int) -> Float[np.ndarray, "s d"]:
     """Standard normal draws z and −z."""

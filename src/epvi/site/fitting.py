@@ -97,7 +97,8 @@ class Fitting:
         best, drawn = plain, with_best_weights(self.draw(plain, rng, near))
         can_split = flat is None and plain.converged and self.num_components > 1
         if can_split and self._falls_short(drawn):
-            asked = len(works) == 1 or works[-2].asks_for_a_split(found[-2], rng)
+            # The smallest part tells well enough whether it is worth passes over all rows.
+            asked = len(works) == 1 or works[0].asks_for_a_split(found[0], rng)
             split = self.split(plain, rng) if asked else None
             if split is not None and _asked_for(split[1], drawn):
                 # The Monte Carlo bound vouches for it, whether or not L2 stood still.
@@ -244,8 +245,9 @@ class Fitting:
         """
         if not self._dense:
             return not self._is_tall
-        elbo = drawn.elbo()
-        return not drawn.log_evidence() - float(elbo.value) < _WORTH + 2 * float(elbo.standard_error)
+        # A single far draw can make one half's evidence; where the fit is poor, both halves say so.
+        least = min(half.log_evidence() - float(half.elbo().value) for half in drawn.halves())
+        return not least < _WORTH + 2 * float(drawn.elbo().standard_error)
 
     def _around(self, plain: Components, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """K starts: the modes, and draws around them in turn."""
