@@ -217,21 +217,26 @@ class Subposterior:
         made = program(next(iter(self._blocks()), (None, None))[0])
         with jax.enable_x64(True):
             points = jnp.asarray(theta, jnp.float64)
-            total = made.zero(len(theta))
-            for block, weights in self._blocks():
-                total = made.add(total, points, block, weights)
-            done = jax.block_until_ready(made.finish(total, points, self.share))
+            total = [made.zero(len(theta))]
+            # Blocks are computed behind this loop: rows are only let go when it has caught up.
+            for block, weights in self._blocks(lambda: jax.block_until_ready(total[0])):
+                total[0] = made.add(total[0], points, block, weights)
+            done = jax.block_until_ready(made.finish(total[0], points, self.share))
         self.passes += 1
         self.report(int(self.passes))
         self.seconds += time.perf_counter() - start
         return done
 
-    def _blocks(self) -> Iterator[tuple[Columns, np.ndarray]]:
-        """Blocks of one size with their weights; the last repeats its last row with weight zero."""
+    def _blocks(self, settled: Callable[[], Any] = lambda: None) -> Iterator[tuple[Columns, np.ndarray]]:
+        """Blocks of one size with their weights; the last repeats its last row with weight zero.
+
+        After some of them `settled` is called, and then their rows are let go.
+        """
         size, held = self.rows_per_block, 0
         weights = np.full(size, float(self.weight))
         for start in range(0, self.num_rows, size):
             if start - held >= self._window:
+                settled()
                 let_go(self.rows, held, start)
                 held = start
             block = {name: column[start : start + size] for name, column in self.rows.items()}
@@ -240,4 +245,5 @@ class Subposterior:
                 block = {name: np.concatenate([c, np.repeat(c[-1:], short, axis=0)]) for name, c in block.items()}
                 weights = np.where(np.arange(size) < size - short, float(self.weight), 0.0)
             yield block, weights
+        settled()
         let_go(self.rows, held, self.num_rows)
