@@ -89,13 +89,21 @@ def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few():
     counts = []
     for num_shards in (2, 9):
         TRACES.clear()
-        worker._model.cache_clear()
+        worker.model_of.cache_clear()
         with ThreadPoolExecutor(1) as executor:
             # Full shards only, so that both jobs have blocks of one size.
             rows = {name: column[: 60 * num_shards] for name, column in ROWS.items()}
             epvi.fit(counting, rows, num_shards, inference=QUICK, executor=executor)
         counts.append(len(TRACES))
     assert counts[0] == counts[1]
+
+
+def test_a_model_that_is_fitted_again_is_not_traced_again():
+    with ThreadPoolExecutor(1) as executor:
+        epvi.fit(counting, ROWS, 2, inference=QUICK, executor=executor)
+        TRACES.clear()
+        epvi.fit(counting, ROWS, 2, inference=QUICK, executor=executor)
+    assert not TRACES
 
 
 def test_six_shards_agree_with_the_fit_of_all_rows():
