@@ -10,7 +10,7 @@ A_i has x_i where an argument of φ is a linear predictor, and 1 where it is a c
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -120,11 +120,8 @@ class Linked:
                 return sums.value, along, jnp.zeros(d).at[self.places].add(bends)
             rows, columns = np.meshgrid(self.places, self.places, indexing="ij")
             return sums.value, along, jnp.zeros((d, d)).at[rows, columns].add(self._hessian(sums))
-        jacobian = jax.jacfwd(self._coefficients)(point)
-        if order == "gradient":
-            return sums.value, jacobian.T @ gradient
-        bent = jax.hessian(lambda theta: gradient @ self._coefficients(theta))(point)
-        return sums.value, jacobian.T @ gradient, jacobian.T @ self._hessian(sums) @ jacobian + bent
+        hessian = None if order == "gradient" else self._hessian(sums)
+        return sums.value, *in_theta(self._coefficients, gradient, hessian, point)
 
     def _coefficients(self, theta: Any) -> Any:
         """ψ(θ)."""
@@ -164,6 +161,15 @@ def _product(left: Any, right: Any, scale: Any) -> Any:
     if left is None:
         return (scale @ right).astype(jnp.float64)
     return ((left * scale[:, None]).T @ right).astype(jnp.float64)
+
+
+def in_theta(coefficients: Callable, gradient: Any, hessian: Any | None, point: Any) -> tuple[Any, ...]:
+    """Gradient and Hessian in θ of a function of ψ(θ), from those in ψ; only the first without the second."""
+    jacobian = jax.jacfwd(coefficients)(point)
+    if hessian is None:
+        return (jacobian.T @ gradient,)
+    bent = jax.hessian(lambda theta: gradient @ coefficients(theta))(point)
+    return jacobian.T @ gradient, jacobian.T @ hessian @ jacobian + bent
 
 
 def per_point(function: Any, theta: Any) -> Any:

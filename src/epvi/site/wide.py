@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.float64 import promotion_allowed
+from epvi.site.links import in_theta
 from epvi.site.predictors import Predictors
 from epvi.site.separate import is_separate
 
@@ -100,11 +101,8 @@ class Wide:
     def curve(self, order: str, sums: WideSums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and Hessian in θ, from sums over all rows."""
         gradient = jnp.concatenate([jnp.ravel(sums.weights.T), sums.beside])
-        jacobian = jax.jacfwd(self._coefficients)(point)
-        if order == "gradient":
-            return sums.value, jacobian.T @ gradient
-        bent = jax.hessian(lambda theta: gradient @ self._coefficients(theta))(point)
-        return sums.value, jacobian.T @ gradient, jacobian.T @ self._hessian(sums) @ jacobian + bent
+        hessian = None if order == "gradient" else self._hessian(sums)
+        return sums.value, *in_theta(self._coefficients, gradient, hessian, point)
 
     def _coefficients(self, theta: Any) -> Any:
         """ψ(θ): the columns of W one after the other, and θ_S."""
