@@ -6,29 +6,35 @@ from typing import TYPE_CHECKING, Any
 from epvi.version import __version__
 
 if TYPE_CHECKING:
+    from epvi.draws import Draws
     from epvi.errors import EpviError
     from epvi.files import load
     from epvi.handover import Provenance, ShardFit
-    from epvi.hub import Conflict, Posterior, Summary, combine
+    from epvi.hub import Certificate, Conflict, Posterior, Summary, certify, combine, refine
     from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
     from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.prediction import log_predictive, predict
-    from epvi.run import ShardError, fit
-    from epvi.site import NVI, Model, Rows, fit_shard, stand_in
+    from epvi.run import fit
+    from epvi.scores import Scores
+    from epvi.site import NVI, Model, Rows, fit_shard, score, stand_in
+    from epvi.sites import ShardError
     from epvi.space import Parameter, Space
     from epvi.structure import Diagonal, Full, Spherical
 
 # Where each public name is; it is fetched when it is first asked for, so that the command line answers at once.
 _ROOMS = {
+    "epvi.draws": ["Draws"],
     "epvi.errors": ["EpviError"],
     "epvi.files": ["load"],
     "epvi.handover": ["Provenance", "ShardFit"],
-    "epvi.hub": ["Conflict", "Posterior", "Summary", "combine"],
+    "epvi.hub": ["Certificate", "Conflict", "Posterior", "Summary", "certify", "combine", "refine"],
     "epvi.hub.product": ["Anchored", "Chain", "Exact", "ProductMixture", "Subset", "multiply"],
     "epvi.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
     "epvi.prediction": ["log_predictive", "predict"],
-    "epvi.run": ["ShardError", "fit"],
-    "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "stand_in"],
+    "epvi.run": ["fit"],
+    "epvi.scores": ["Scores"],
+    "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "score", "stand_in"],
+    "epvi.sites": ["ShardError"],
     "epvi.space": ["Parameter", "Space"],
     "epvi.structure": ["Diagonal", "Full", "Spherical"],
 }
@@ -37,9 +43,11 @@ _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 __all__ = [
     "NVI",
     "Anchored",
+    "Certificate",
     "Chain",
     "Conflict",
     "Diagonal",
+    "Draws",
     "EpviError",
     "Estimate",
     "Exact",
@@ -52,6 +60,7 @@ __all__ = [
     "ProductMixture",
     "Provenance",
     "Rows",
+    "Scores",
     "ShardError",
     "ShardFit",
     "Space",
@@ -59,6 +68,7 @@ __all__ = [
     "Subset",
     "Summary",
     "__version__",
+    "certify",
     "combine",
     "fit",
     "fit_shard",
@@ -66,6 +76,8 @@ __all__ = [
     "log_predictive",
     "multiply",
     "predict",
+    "refine",
+    "score",
     "stand_in",
 ]
 

@@ -157,7 +157,7 @@ def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], pre
         passes=record.whole("passes", 0, 2**53),
         seconds=record.number("seconds"),
         pass_seconds=record.number("pass_seconds") if "pass_seconds" in set(record) else 0.0,
-        made_of=_read_provenance(record.table("made_of")),
+        made_of=read_provenance(record.table("made_of")),
     )
 
 
@@ -170,7 +170,8 @@ def describe_provenance(made_of: Provenance) -> dict[str, Any]:
     return record
 
 
-def _read_provenance(record: Record) -> Provenance:
+def read_provenance(record: Record) -> Provenance:
+    """What a fit was made of."""
     return Provenance(
         study=record.text("study"),
         model=record.text("model"),

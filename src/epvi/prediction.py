@@ -30,7 +30,7 @@ def log_predictive(
     columns = table.columns
     programs = model.programs(columns)
     same_space(posterior.space, programs.target.space)
-    theta = np.asarray(posterior.mixture.sample(at_least("num_samples", num_samples, 1), seed=seed))
+    theta = posterior.theta(num_samples, seed=seed)
     total = 0.0
     for logs in log_likelihoods(programs, columns, theta):
         total += float(np.sum(np.asarray(logsumexp(logs, axis=0)))) - logs.shape[1] * np.log(num_samples)

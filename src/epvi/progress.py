@@ -30,6 +30,11 @@ class ShardProgress:
             self._task = self._bar.add_task("fitting shards", total=self._num_shards, doing="")
         return self
 
+    def begin(self, what: str) -> None:
+        """Begin to count shards again, for another thing that they do."""
+        if self._show:
+            self._bar.reset(self._task, description=what, completed=0, doing="")
+
     def update(self, done: set[int]) -> None:
         """Say which shards (counted from 1) are done."""
         if not self._show:

@@ -12,8 +12,12 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 
+from epvi.draws import Draws
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
+from epvi.scores import Scores
+from epvi.site.answer import Asking, answer_columns
+from epvi.site.memory import Memory
 from epvi.site.model import Model
 from epvi.site.rows import Columns
 from epvi.site.shard import Part, Plan, fit_columns
@@ -28,6 +32,9 @@ class Job:
     plan: Plan
     # Where passes over the rows are counted for the progress bar: an array of one int32 per shard, or None.
     passes: Path | None
+    # The call that it belongs to, and whether shards will be asked again.
+    token: str = ""
+    keeps: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +51,8 @@ class HeldRows:
 def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     """Fit one shard."""
     columns = rows.columns()
+    if job.keeps and isinstance(rows, HeldRows):
+        _keep(job.token, part.shard, rows)
     report = _Passes(job.passes, part.shard)
     report(0)
     try:
@@ -52,6 +61,44 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     except EpviError as error:
         # Without the chain of causes, which may not travel between processes.
         raise EpviError(str(error)) from None
+
+
+def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws) -> Scores | None:
+    """Answer for one shard; without rows only if this process has kept them, and otherwise None."""
+    if isinstance(rows, MappedRows):
+        memory = Memory(rows.folder / f"expansions-{part.shard}.npz")
+    elif rows is not None:
+        memory = _keep(job.token, part.shard, rows)
+    elif (job.token, part.shard) in _KEPT:
+        rows, memory = _KEPT[job.token, part.shard]
+    else:
+        return None
+    columns = rows.columns()
+    plan = job.plan
+    points = plan.inference.points_at_once
+    try:
+        programs = model_of(job.model).programs(columns)
+        asking = Asking(plan.rows_per_block, plan.provenance(), points_at_once=points, memory=memory)
+        return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
+    except EpviError as error:
+        raise EpviError(str(error)) from None
+
+
+# Rows that were sent to this process, and what is known of them, by the call and the shard.
+_KEPT: dict[tuple[str, int], tuple[HeldRows, Memory]] = {}
+
+
+def _keep(token: str, shard: int, rows: HeldRows) -> Memory:
+    """Keep a shard's rows for the next question, and none of other calls that ended."""
+    memory = _KEPT[token, shard][1] if (token, shard) in _KEPT else Memory()
+    _KEPT[token, shard] = rows, memory
+    return memory
+
+
+def forget(token: str) -> None:
+    """Give up the rows of a call that is over."""
+    for key in [key for key in _KEPT if key[0] == token]:
+        del _KEPT[key]
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,6 +13,7 @@ from typing import Any
 from epvi.envelope import shown
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
+from epvi.scores import Scores
 
 # Of a hash of rows as epvi makes it, the first digits tell the keys apart.
 _HASH_DIGITS, _KEY_DIGITS = 36, 4
@@ -79,12 +80,17 @@ def _in(other: ShardFit) -> str:
 
 
 def _check_pair(first: ShardFit, fit: ShardFit) -> None:
-    a, b = first.made_of, fit.made_of
     if fit.space.signature() != first.space.signature():
         raise EpviError(
             f"{fit.called} has the parameters ({fit.space.describe()}) and {first.called} has"
             f" ({first.space.describe()}): fit all shards with one model, in which the parameters have one order."
         )
+    check_same_model(first, fit)
+
+
+def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
+    """Refuse what was made with another model, or from rows that were coded in another way."""
+    a, b = first.made_of, fit.made_of
     said = f"{fit.called} and {first.called}"
     name = _first_difference(a.fixed, b.fixed)
     if name is not None:

@@ -49,7 +49,7 @@ def to_arviz(
         raise EpviError("to_arviz needs ArviZ: install it with pip install 'epvi[arviz]'.") from None
     chains = _chains(num_samples, num_chains)
     key = as_key(seed)
-    theta = np.asarray(posterior.mixture.sample(num_samples, seed=key))
+    theta = posterior.theta(num_samples, seed=key)
     found = _replies(posterior, model, rows, theta, jax.random.fold_in(key, 1))
     found[_POSTERIOR] = {**posterior.space.constrain(theta), **found.get(_POSTERIOR, {})}
     groups = {group: _renamed(found[group]) for group in _GROUPS if found.get(group)}

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
 from epvi import envelope
+from epvi.draws import Asked, Draws
 from epvi.errors import EpviError
 from epvi.float64 import ArrayLike
 from epvi.handover import ShardFit
@@ -18,51 +20,27 @@ from epvi.hub.belonging import missing_shards, numbered
 from epvi.hub.conflict import Conflict, conflict_between
 from epvi.hub.product import ProductMixture
 from epvi.hub.product.result import Product
+from epvi.hub.summary import Summary, summarise
 from epvi.mixture import GaussianMixture
-from epvi.seeds import Seed
+from epvi.packing import mixture_arrays
+from epvi.seeds import Seed, as_key
 from epvi.space import Space
 from epvi.status import Status
-from epvi.tables import lined_up
 from epvi.validation import at_least
 
 if TYPE_CHECKING:
     import pyarrow
     import xarray
 
+    from epvi.hub.certify import Certificate
+    from epvi.hub.refine import Step
+
 # Quantiles, and moments of constrained parameters, come from this many draws.
 _SUMMARY_DRAWS = 10_000
+# Draws that sites are asked to score.
+NUM_DRAWS = 2048
 # Nats that all fits together may be away from their subposteriors before the posterior says so.
 _TOLERABLE_LOSS = 0.5
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Summary:
-    """Mean, standard deviation and quantiles of every parameter; `print` it for a table."""
-
-    names: tuple[str, ...]
-    mean: Float[np.ndarray, " n"]
-    sd: Float[np.ndarray, " n"]
-    probabilities: tuple[float, ...]
-    quantiles: Float[np.ndarray, "n q"]
-
-    def __str__(self) -> str:
-        head = ["", "mean", "sd", *(f"{100 * p:g} %" for p in self.probabilities)]
-        numbers = np.column_stack([self.mean, self.sd, self.quantiles])
-        # As many decimals as show the sd to two figures.
-        decimals = [int(np.clip(1 - np.floor(np.log10(sd)), 0, 8)) if sd > 0 else 4 for sd in self.sd]
-        cells = [[f"{x:.{k}f}" for x in row] for row, k in zip(numbers, decimals, strict=True)]
-        rows = [head, *([name, *row] for name, row in zip(self.names, cells, strict=True))]
-        return lined_up(rows)
-
-    __repr__ = __str__
-
-    def __getitem__(self, name: str) -> dict[str, float]:
-        """The numbers of one parameter, by its name in the table."""
-        if name not in self.names:
-            raise EpviError(f"the summary has no {name!r}: it has {', '.join(self.names)}.")
-        i = self.names.index(name)
-        quantiles = {f"{100 * p:g} %": float(q) for p, q in zip(self.probabilities, self.quantiles[i], strict=True)}
-        return {"mean": float(self.mean[i]), "sd": float(self.sd[i]), **quantiles}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +57,17 @@ class Posterior:
 
     `status` says in a sentence how it went and `stands_for` of which rows and shards it is the posterior; `product` is
     how the mixture was computed (`product.diagnostics`), `fits` are the shards' own, `space` names the parameters.
+    `certificate` says whether it can be trusted, once draws of it were scored; `step` is where its refinement is, and
+    `traffic` how many numbers travelled for both.
     """
 
     product: ProductMixture
     space: Space
     fits: tuple[ShardFit, ...]
     choices: Choices = Choices()
+    certificate: "Certificate | None" = None
+    step: "Step | None" = None
+    traffic: int = 0
 
     @property
     def mixture(self) -> GaussianMixture:
@@ -115,6 +98,8 @@ class Posterior:
 
         Their divergences add up: what single shards hardly determine (scales, variances of effects) goes wrong first.
         """
+        if self.certificate is not None:
+            return self.certificate.status
         lost = sum(fit.gap for fit in self.fits if not math.isnan(fit.gap))
         if lost < _TOLERABLE_LOSS:
             return self.product.status
@@ -123,6 +108,24 @@ class Posterior:
             " hardly determines, such as scales, may be off. Compare with fewer shards."
         )
         return Status(self.product.status.ok, self.product.status.text + doubt)
+
+    @property
+    def bytes_exchanged(self) -> int:
+        """What travelled between sites and centre for it, without the text around the numbers."""
+        arrays = (x for fit in self.fits for x in mixture_arrays(fit.mixture).values())
+        return 8 * (sum(array.size for array in arrays) + self.traffic)
+
+    def ask(self, num_draws: int = NUM_DRAWS, *, moments: bool = True, seed: Seed = 0) -> Draws:
+        """Draws for the sites to score (`epvi.score`); with `moments` their answers serve a refinement as well."""
+        from epvi.hub.asking import digest_of, draws_of, usual_base
+
+        at_least("num_draws", num_draws, 64)
+        key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
+        return draws_of(self, Asked(digest_of(self), num_draws, usual_base(self.space.dim) if moments else 0, key))
+
+    def with_certificate(self, certificate: "Certificate") -> "Posterior":
+        """The same posterior with its summary and draws corrected, as `epvi.certify` found."""
+        return dataclasses.replace(self, certificate=certificate)
 
     def update(self, *fits: ShardFit, accept_unconverged: bool = False) -> "Posterior":
         """The posterior with late shards' fits in it, and without what stood in for those shards."""
@@ -150,9 +153,24 @@ class Posterior:
         """Whether the shards agree: how far each is from the product of the others, and what it does to the result."""
         return conflict_between(self.fits, self.mixture, self.space, seed=seed)
 
+    def theta(self, num_samples: int, *, seed: Seed) -> Float[np.ndarray, "n d"]:
+        """Draws of unconstrained θ: of the mixture, or where a certificate corrects it, of its weighted draws.
+
+        Of weighted draws, those that weigh much come more than once.
+        """
+        at_least("num_samples", num_samples, 1)
+        found = self.certificate
+        if found is None or not found.resamples:
+            return np.asarray(self.mixture.sample(num_samples, seed=seed))
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
+        # Systematic: every draw comes as often as its weight says, rounded up or down.
+        places = (np.arange(num_samples) + rng.uniform()) / num_samples
+        chosen = np.searchsorted(np.cumsum(found.weights), places * np.sum(found.weights))
+        return found.theta[rng.permutation(np.minimum(chosen, len(found.theta) - 1))]
+
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]:
-        """Independent draws of every parameter, constrained, of shape (num_samples, *shape)."""
-        return self.space.constrain(self.mixture.sample(num_samples, seed=seed))
+        """Draws of every parameter, constrained, of shape (num_samples, *shape), as `theta` has them."""
+        return self.space.constrain(self.theta(num_samples, seed=seed))
 
     def log_density(self, theta: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
         """The log density over unconstrained coordinates, at θ (..., d) or at named constrained values."""
@@ -163,23 +181,11 @@ class Posterior:
     def summary(
         self, quantiles: Sequence[float] = (0.05, 0.5, 0.95), *, num_samples: int = _SUMMARY_DRAWS, seed: Seed = 0
     ) -> Summary:
-        """Mean, sd and quantiles of every parameter; exact moments where a parameter is unconstrained."""
+        """Mean, sd and quantiles of every parameter, corrected by the certificate's weights where there is one."""
         at_least("num_samples", num_samples, 2)
         if not all(0 < q < 1 for q in quantiles):
             raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
-        draws = self.sample(num_samples, seed=seed)
-        exact_mean, exact_sd = self.mixture.mean(), self.mixture.sd()
-        names, means, sds, found = [], [], [], []
-        for parameter in self.space.parameters:
-            values = draws[parameter.name].reshape(num_samples, -1)
-            names += [label for _, label in parameter.elements()]
-            part = self.space.slices[parameter.name]
-            real = parameter.is_real
-            means.append(exact_mean[part] if real else values.mean(axis=0))
-            sds.append(exact_sd[part] if real else values.std(axis=0, ddof=1))
-            found.append(np.quantile(values, quantiles, axis=0).T)
-        moments = np.concatenate(means), np.concatenate(sds)
-        return Summary(tuple(names), *moments, tuple(quantiles), np.concatenate(found))
+        return summarise(self, quantiles, num_samples, seed)
 
     def draws_frame(self, num_samples: int = 1000, *, seed: Seed = 0) -> "pyarrow.Table":
         """The draws of `sample` as an Arrow table with a column per number, named as in the summary (`w[0]`).

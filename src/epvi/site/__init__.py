@@ -1,5 +1,6 @@
 """Where the rows are: this wing never imports the hub, and the hub never imports it."""
 
+from epvi.site.answer import score
 from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
@@ -7,4 +8,4 @@ from epvi.site.recipe import Rows
 from epvi.site.shard import fit_shard
 from epvi.site.standin import stand_in
 
-__all__ = ["NVI", "Inference", "Model", "Rows", "fit_shard", "stand_in"]
+__all__ = ["NVI", "Inference", "Model", "Rows", "fit_shard", "score", "stand_in"]

@@ -23,6 +23,8 @@ _PARTS = 8
 _ROWS_PER_PART = 512
 # From so many rows on, 8 times those of the parts, it is worth it: below, a pass over all of them is as cheap.
 TALL = 8 * _PARTS * _ROWS_PER_PART
+# Where that leaves too much in doubt, parts are made so many times as large.
+_MORE = 8
 # The parts' curvature is that of all rows up to this factor, unless they lack rows that matter.
 _ALIKE = 2.0
 
@@ -68,6 +70,18 @@ class Around:
             ratio = np.linalg.eigvalsh(root.T @ parts @ root)
         return bool(np.all((np.abs(ratio) > 1 / _ALIKE) & (np.abs(ratio) < _ALIKE)))
 
+    def derivatives(self, theta: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and Hessian, averaged over points near the centre: of the expansion, and of what it leaves out."""
+        delta, part = theta - self.centre, Taylor(*(np.mean(one, axis=0) for one in zip(*self.of_parts, strict=True)))
+        dense = self.whole.hessian.ndim == 2
+        found = [(self.rows.full if dense else self.rows.diagonal)(points) for points in in_batches(theta, batch)]
+        gradient = np.concatenate([one.gradient for one in found])[: len(theta)]
+        hessian = np.concatenate([np.asarray(one.hessian) for one in found])[: len(theta)]
+        change = np.mean(hessian, axis=0) - part.hessian
+        bent = delta @ (self.whole.hessian - part.hessian) if dense else delta * (self.whole.hessian - part.hessian)
+        moved = self.whole.gradient - part.gradient + np.mean(gradient + bent, axis=0)
+        return moved, self.whole.hessian + change
+
     def near(self, theta: np.ndarray, batch: int) -> Near:
         """Values at points near the centre."""
         delta, count = theta - self.centre, len(self.of_parts)
@@ -77,16 +91,36 @@ class Around:
         return Near(self.whole.at(delta) + mean, error)
 
 
+def in_batches(theta: np.ndarray, batch: int) -> list[np.ndarray]:
+    """Points in batches of one size, the last filled up with the last point."""
+    filled = np.concatenate([theta, np.repeat(theta[-1:], -len(theta) % batch, axis=0)])
+    return np.split(filled, len(filled) // batch)
+
+
 def expand(
-    subposterior: Subposterior, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator
+    subposterior: Subposterior,
+    centres: np.ndarray,
+    wholes: list[Taylor],
+    rng: np.random.Generator,
+    rows_per_part: int = _ROWS_PER_PART,
 ) -> list[Around]:
     """The expansions about several points, on the same parts of the rows."""
-    rows, parts = subposterior.parts(_ROWS_PER_PART, _PARTS, rng)
+    rows, parts = subposterior.parts(rows_per_part, _PARTS, rng)
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
         curves = [(part.full if whole.hessian.ndim == 2 else part.diagonal)(centre[None]) for part in parts]
         made.append(Around(centre, whole, rows, [taylor for curve in curves for taylor in taylors(curve)]))
     return made
+
+
+def sizes_of_parts(num_rows: int) -> list[int]:
+    """Rows of a part, to be tried one after the other where fewer leave too much in doubt."""
+    sizes = []
+    size = _ROWS_PER_PART
+    while 8 * _PARTS * size <= num_rows:
+        sizes.append(size)
+        size *= _MORE
+    return sizes
 
 
 def taylors(curve: Curve) -> list[Taylor]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro.distributions import ImproperUniform
 
 from epvi.errors import EpviError
 from epvi.float64 import is_traced, promotion_allowed
@@ -68,6 +69,8 @@ class Inspection:
     supported: Mapping[str, tuple[str, int]]
     # How many numbers the likelihood observes in one row.
     terms: int
+    # Whether every latent site has a density.
+    proper: bool
 
     def sites(self, function: Callable, values: Mapping[str, Any], block: Block) -> Sites:
         """Run the model on a block; discrete sites have the first of their values unless `values` names them."""
@@ -153,7 +156,8 @@ def inspect_model(
     checked = {name: (supported[name], row_axes[name]) for name in row_axes if name in supported}
     checked = {name: found for name, found in checked.items() if not wide.support_moves[name]}
     terms = sum(max(1, math.prod((*wide.shapes[n], *many.by_name[n]["fn"].event_shape)) // MANY) for n in row_axes)
-    return Inspection(space, fixed, example, prior, row_axes, discrete, table, of_rows, checked, terms)
+    proper = not any(_is_improper(site["fn"]) for site in latent)
+    return Inspection(space, fixed, example, prior, row_axes, discrete, table, of_rows, checked, terms, proper)
 
 
 def take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
@@ -193,6 +197,12 @@ def run_abstract(
 
     trace_program(record, dict(block))
     return seen[0]
+
+
+def _is_improper(distribution: Any) -> bool:
+    while distribution is not None and not isinstance(distribution, ImproperUniform):
+        distribution = getattr(distribution, "base_dist", None)
+    return distribution is not None
 
 
 def _needs_numbers(site: Site) -> bool:

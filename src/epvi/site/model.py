@@ -142,6 +142,7 @@ class Model:
             None if found.table is None else functools.partial(_log_joint, self.function, found),
             functools.partial(_outside, self.function, found),
             found.terms,
+            found.proper,
         )
 
     def replies(self, rows: Any, space: Space, made_of: Provenance, theta: np.ndarray, key: jax.Array) -> Groups:

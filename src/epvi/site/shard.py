@@ -27,7 +27,7 @@ from epvi.version import __version__
 # All shards share the key of number 0 for their starts; shard m has number m for itself.
 _COMMON_KEY = 0
 
-_ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
+ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
 
 
 def fit_shard(
@@ -46,7 +46,7 @@ def fit_shard(
     model, inference = as_model(model), as_inference(inference)
     index, num_shards = parse_shard(shard)
     part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
-    return fit_table(model, read_rows(with_constants(rows, _ONE_SITE)), part, inference, seed)
+    return fit_table(model, read_rows(with_constants(rows, ONE_SITE)), part, inference, seed)
 
 
 def fit_table(model: Model, table: Table, part: "Part", inference: Inference, seed: Seed) -> ShardFit:

@@ -28,7 +28,7 @@ class Target:
     `log_prior(θ)` holds the Jacobian of the constraints, so that a share f of it in every shard multiplies to the
     posterior's density in ℝᵈ; `log_prior_again` computes it from another number of rows. `outside(block)` tells, per
     observed column or site, which rows the likelihood cannot have made whatever θ is; `terms` is how many numbers it
-    observes in one row.
+    observes in one row; `proper` whether the prior is a density, as far as that is known.
     """
 
     space: Space
@@ -39,6 +39,7 @@ class Target:
     log_joint: Callable[[Float[AnyArray, " d"], Block, Float[AnyArray, " n"]], Float[AnyArray, " n"]] | None
     outside: Callable[[Block], dict[str, Bool[AnyArray, " n"]]]
     terms: int = 1
+    proper: bool = True
     # What `check` compiled, by the number of rows.
     tries: dict[int, Callable] = dataclasses.field(default_factory=dict, repr=False)
 

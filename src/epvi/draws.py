@@ -1,0 +1,163 @@
+"""What the centre asks the sites after they have fitted: draws to score, points and Gaussians to differentiate at.
+
+Takes and gives `Draws`. It holds nothing of the model but its fingerprint, and can be made again from the posterior and
+what `Asked` says, so that answers are known to be answers to it.
+"""
+
+import dataclasses
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import solve_triangular
+
+from epvi import envelope
+from epvi.envelope import Envelope, Malformed
+from epvi.errors import EpviError
+from epvi.handover import MOST_SHARDS, Provenance, describe_provenance, read_provenance
+from epvi.mixture import GaussianMixture
+from epvi.packing import describe_space, mixture_arrays, read_mixture, read_space
+from epvi.record import Record, as_text, printable
+from epvi.space import Space
+from epvi.structure import Full
+
+MOST_DRAWS, MOST_CENTRES, MOST_BASE = 2**20, 256, 2**16
+
+
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """Which draws of which posterior: its digest, how many draws and base draws, and the data of the seed's key."""
+
+    posterior: str
+    num_draws: int
+    num_base: int
+    key: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """A shard that is asked: its number, what to call it, and its share of the prior."""
+
+    shard: int
+    num_shards: int
+    label: str
+    prior: Fraction
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Draws:
+    """What every site is asked: log p_m at `theta`, its derivatives at `centres`, its moments under `gaussians`.
+
+    The moments are averages over the same base draws z of every Gaussian, θ = μ + L⁻ᵀz; without base draws none are
+    wanted. `shares` are the shards that are asked; sites recognise the model by `made_of`.
+    """
+
+    asked: Asked
+    theta: Float[np.ndarray, "S d"]
+    centres: Float[np.ndarray, "P d"]
+    gaussians: GaussianMixture
+    base: Float[np.ndarray, "R d"]
+    space: Space
+    made_of: Provenance
+    shares: tuple[Share, ...]
+    file: str = ""
+
+    def __repr__(self) -> str:
+        return f"Draws({len(self.theta):,} of {self.space.describe()}, for {len(self.shares)} shards)"
+
+    @property
+    def dense(self) -> bool:
+        """Whether whole matrices of second derivatives are wanted, or their diagonals."""
+        return isinstance(self.gaussians.structure, Full)
+
+    def points(self) -> Float[np.ndarray, "C R d"]:
+        """The draws of every Gaussian at which its moments are averaged."""
+        return mapped(self.gaussians, self.base)
+
+    def share_of(self, shard: int) -> Share:
+        """The shard of this number, or a refusal."""
+        for share in self.shares:
+            if share.shard == shard:
+                return share
+        there = ", ".join(str(share.shard) for share in self.shares[:10])
+        raise EpviError(f"the draws do not ask shard {shard}: they ask {there} of {self.shares[0].num_shards}.")
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write it to a `.epvi` file, whole or not at all."""
+        return envelope.save(path, pack_draws(self), unpack_draws)
+
+
+def mapped(gaussians: GaussianMixture, z: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "C R d"]:
+    """Standard normal points as points of every Gaussian: θ = μ + L⁻ᵀz."""
+    made = []
+    for mean, root in zip(np.asarray(gaussians.means), np.asarray(gaussians.roots), strict=True):
+        moved = z / root if root.ndim == 1 else solve_triangular(root, z.T, lower=True, trans=1).T
+        made.append(mean + moved)
+    return np.stack(made)
+
+
+def pack_draws(draws: Draws) -> Envelope:
+    """As it is written."""
+    record = {
+        "asked": describe_asked(draws.asked),
+        "space": describe_space(draws.space),
+        "structure": type(draws.gaussians.structure).__name__.lower(),
+        "made_of": describe_provenance(draws.made_of),
+        "shares": [[s.shard, s.num_shards, printable(s.label), str(s.prior)] for s in draws.shares],
+    }
+    arrays = {"theta": draws.theta, "centres": draws.centres, "base": draws.base}
+    return Envelope("draws", record, arrays | mixture_arrays(draws.gaussians))
+
+
+def unpack_draws(content: Envelope) -> Draws:
+    """What was written, checked."""
+    record = Record(content.record)
+    space = read_space(record, content.arrays)
+    asked = read_asked(record.table("asked"))
+    gaussians = read_mixture(record.text("structure"), content.arrays, space.dim)
+    theta = read_points(content, "theta", asked.num_draws, space.dim)
+    base = read_points(content, "base", asked.num_base, space.dim)
+    centres = read_points(content, "centres", None, space.dim)
+    if len(centres) > MOST_CENTRES:
+        raise Malformed(f"its centres are more than {MOST_CENTRES}")
+    shares = record.list("shares", _read_share, MOST_SHARDS)
+    if not shares or len({share.shard for share in shares}) < len(shares):
+        raise Malformed("its shares are not those of different shards")
+    made_of = read_provenance(record.table("made_of"))
+    return Draws(asked, theta, centres, gaussians, base, space, made_of, shares)
+
+
+def describe_asked(asked: Asked) -> dict[str, Any]:
+    """As JSON."""
+    return {**dataclasses.asdict(asked), "key": list(asked.key)}
+
+
+def read_asked(record: Record) -> Asked:
+    """Which draws of which posterior."""
+    key = record.list("key", lambda word, what: word if type(word) is int and 0 <= word < 2**32 else None, 8)
+    if len(key) != 2 or None in key:
+        raise Malformed("its key is not a seed")
+    draws, base = record.whole("num_draws", 0, MOST_DRAWS), record.whole("num_base", 0, MOST_BASE)
+    return Asked(record.text("posterior", 64), draws, base, tuple(word for word in key if word is not None))
+
+
+def read_points(content: Envelope, name: str, count: int | None, dim: int) -> np.ndarray:
+    """An array of finite points in `dim` dimensions, as many as said."""
+    points = content.arrays.get(name)
+    if points is None or points.ndim != 2 or points.shape[1] != dim or count not in (None, len(points)):
+        raise Malformed(f"its {name} are not points in {dim} dimensions, as many as it says")
+    if not np.all(np.isfinite(points)) or np.any(np.abs(points) > 1e150):
+        raise Malformed(f"its {name} are not finite")
+    return np.array(points)
+
+
+def _read_share(value: Any, what: str) -> Share:
+    if not isinstance(value, list) or len(value) != 4:
+        raise Malformed(f"its {what} has something that is not a shard")
+    record = Record(dict(zip(("shard", "num_shards", "label", "prior"), value, strict=True)), what)
+    num_shards = record.whole("num_shards", 1, MOST_SHARDS)
+    label = as_text(record.any("label"), "label")
+    return Share(record.whole("shard", 1, num_shards), num_shards, label, record.fraction("prior"))

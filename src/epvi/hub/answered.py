@@ -1,0 +1,154 @@
+"""Answers that belong to a posterior, checked and added up.
+
+Takes a posterior and its shards' `Scores`; refuses answers to other draws, of other shards, with other rows or another
+share of the prior than were fitted, and gives their sums. What stands in for a shard is its own answer.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from epvi.draws import mapped
+from epvi.errors import EpviError
+from epvi.hub.asking import Proposal, base_of, digest_of, propose
+from epvi.hub.belonging import check_same_model, numbered
+from epvi.hub.normals import log_density
+from epvi.scores import Derivatives, Expected, Scores
+
+if TYPE_CHECKING:
+    from epvi.handover import ShardFit
+    from epvi.hub.posterior import Posterior
+
+# How near a draw that was made again is to the one that was sent.
+_SAME = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Answered:
+    """All shards' answers to one request: their sums, and the shards' own derivatives at the first centre.
+
+    `scores` are in the order of shards, without stand-ins; `doubt` is the standard error of log p at each draw.
+    """
+
+    proposal: Proposal
+    scores: tuple[Scores, ...]
+    log_p: Float[np.ndarray, " S"]
+    doubt: Float[np.ndarray, " S"]
+    centres: Derivatives
+    moments: Expected | None
+
+    @property
+    def proper(self) -> bool:
+        """Whether there is an evidence."""
+        return all(one.proper for one in self.scores)
+
+
+def collect(posterior: "Posterior", scores: Iterable[Scores]) -> Answered:
+    """Check the answers and add them up."""
+    given = _sorted(scores)
+    for one in given[1:]:
+        if one.asked != given[0].asked:
+            raise EpviError(
+                f"{given[0].called} and {one.called} answer different draws: have all sites score the same file."
+            )
+    if given[0].asked.posterior != digest_of(posterior):
+        raise EpviError(
+            f"{given[0].called} answers the draws of another posterior: have the sites score those of this one."
+        )
+    by_shard = {one.shard: one for one in given}
+    _check_present(posterior, given, by_shard)
+    proposal = propose(posterior, given[0].asked)
+    for fit in posterior.fits:
+        if not fit.is_stand_in:
+            _check_one(fit, by_shard[fit.shard], proposal)
+    stand_ins = [fit for fit in posterior.fits if fit.is_stand_in]
+    points = mapped(proposal.modes, base_of(given[0].asked, posterior.space.dim))
+    prior = [_own_answer(fit, proposal, points) for fit in stand_ins]
+    # Its Gaussian was taken because it is the prior's share up to a constant, which its bound tells.
+    values = [log_density(fit.mixture, proposal.theta) + float(fit.elbo.value) for fit in stand_ins]
+    moments = [one.moments for one in given]
+    whole = [*moments, *(expected for _, expected in prior)] if points.shape[1] else [None]
+    return Answered(
+        proposal=proposal,
+        scores=tuple(given),
+        log_p=np.sum([*(one.values for one in given), *values], axis=0),
+        doubt=np.sqrt(np.sum([one.errors**2 for one in given], axis=0)),
+        centres=Derivatives(*_summed([*(one.centres for one in given), *(centres for centres, _ in prior)])),
+        moments=None if any(one is None for one in whole) else Expected(*_summed(whole)),
+    )
+
+
+def _summed(groups: Sequence[Any]) -> list[np.ndarray]:
+    return [np.sum(parts, axis=0) for parts in zip(*groups, strict=True)]
+
+
+def _own_answer(
+    fit: "ShardFit", proposal: Proposal, points: Float[np.ndarray, "C R d"]
+) -> tuple[Derivatives, Expected]:
+    """What a stand-in's Gaussian answers in its place."""
+    means = np.asarray(proposal.modes.means)
+    root = np.asarray(fit.mixture.to(proposal.modes.structure).roots)[0]
+    precision = root @ root.T if root.ndim == 2 else root**2
+    away = means - np.asarray(fit.mixture.means)[0]
+    gradient = -(away @ precision if precision.ndim == 2 else away * precision)
+    hessian = np.broadcast_to(-precision, (len(means), *precision.shape))
+    constant = float(fit.elbo.value)
+    values = np.stack([log_density(fit.mixture, own) + constant for own in points])
+    at = log_density(fit.mixture, means) + constant
+    # The average over base draws, whose mean is zero, is that at the mean.
+    return Derivatives(at, gradient, hessian), Expected(values, gradient, hessian)
+
+
+def _sorted(scores: Iterable[Scores]) -> list[Scores]:
+    if isinstance(scores, Scores) or not isinstance(scores, Iterable):
+        raise EpviError("scores is not a list: pass a list of what epvi.score gives.")
+    made = list(scores)
+    if not made:
+        raise EpviError("there are no scores: pass what epvi.score gives for every shard.")
+    for one in made:
+        if not isinstance(one, Scores):
+            raise EpviError(f"one of the scores is a {type(one).__name__}: pass what epvi.score gives.")
+    return sorted(made, key=lambda one: one.shard)
+
+
+def _check_present(posterior: "Posterior", given: list[Scores], by_shard: dict[int, Scores]) -> None:
+    fitted = [fit.shard for fit in posterior.fits if not fit.is_stand_in]
+    if len(by_shard) < len(given):
+        twice = next(a for a, b in itertools.pairwise(given) if a.shard == b.shard)
+        raise EpviError(f"{twice.called} has answered twice: leave one out.")
+    strange = [one for shard, one in by_shard.items() if shard not in fitted]
+    if strange:
+        raise EpviError(
+            f"{strange[0].called} has scored the draws, but its fit is not in the posterior: combine it first."
+        )
+    missing = [shard for shard in fitted if shard not in by_shard]
+    if missing:
+        raise EpviError(f"shard {numbered(missing)} has not scored the draws: add its file.")
+
+
+def _check_one(fit: "ShardFit", one: Scores, proposal: Proposal) -> None:
+    if (one.num_shards, one.prior) != (fit.num_shards, fit.prior):
+        raise EpviError(
+            f"{one.called} scored with {one.prior} of the prior, and its fit has {fit.prior}: score with that share."
+        )
+    rows = fit.made_of.rows, one.made_of.rows
+    if one.num_rows != fit.num_rows or (all(rows) and rows[0] != rows[1]):
+        raise EpviError(
+            f"{one.called} scored {one.num_rows:,} other rows than the {fit.num_rows:,} that were fitted: score the"
+            " draws with those, or fit again."
+        )
+    check_same_model(fit, one)
+    theta, modes = proposal.theta, proposal.modes
+    shapes = one.values.shape, one.echo.shape, one.centres.gradient.shape
+    if shapes != ((len(theta),), (theta.shape[1],), np.asarray(modes.means).shape):
+        raise EpviError(f"{one.called} has answered other draws than these: have it score them again.")
+    if one.moments is not None and one.moments.gradient.shape != np.asarray(modes.means).shape:
+        raise EpviError(f"{one.called} has moments of other Gaussians than these: have it score the draws again.")
+    if np.any(np.abs(one.echo - theta[-1]) > _SAME * (1 + np.abs(theta[-1]))):
+        raise EpviError(
+            f"{one.called} was given draws that another version of epvi made: make them again, and score them."
+        )

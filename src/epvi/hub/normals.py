@@ -1,0 +1,77 @@
+"""Quasi-random normal points, and log densities of mixtures at many points, in plain NumPy.
+
+Takes sizes and a key's data; the same key gives the same points everywhere.
+"""
+
+import math
+
+import numpy as np
+from jaxtyping import Float
+from scipy.linalg import solve_triangular
+from scipy.special import logsumexp, ndtri
+
+from epvi.mixture import LOG_2PI, GaussianMixture
+
+# Numbers of a block of log densities.
+_BLOCK = 2**22
+# Dimensions of Sobol's sequence, as SciPy has them.
+_MOST_DIMENSIONS = 21_201
+
+
+def uniform_points(n: int, d: int, key: tuple[int, ...]) -> Float[np.ndarray, "n d"]:
+    """Points of a scrambled Sobol sequence strictly inside the unit cube; beyond its dimensions, random ones."""
+    # Half a second to import, which those who never certify need not wait for.
+    from scipy.stats import qmc
+
+    rng = np.random.default_rng(key)
+    if d > _MOST_DIMENSIONS:
+        return rng.uniform(2.0**-53, 1.0, (n, d))
+    made = qmc.Sobol(d, scramble=True, rng=rng).random_base2(max(math.ceil(math.log2(n)), 0))[:n]
+    return np.clip(made, 2.0**-53, 1 - 2.0**-53)
+
+
+def base_draws(n: int, d: int, key: tuple[int, ...]) -> Float[np.ndarray, "n d"]:
+    """n standard normal points, each with its mirror image, with unit covariance where there are enough of them.
+
+    Averages over them are exact for polynomials up to the third degree, or, in many dimensions, nearly so.
+    """
+    half = ndtri(uniform_points(n // 2, d, key))
+    if 2 * d <= len(half):
+        # Where the covariance is nearly singular, whitening would make outliers.
+        half = solve_triangular(np.linalg.cholesky(half.T @ half / len(half)), half.T, lower=True).T
+    else:
+        half = half / np.sqrt(np.mean(half**2, axis=0))
+    return np.concatenate([half, -half])
+
+
+def draw(mixture: GaussianMixture, u: Float[np.ndarray, "n e"]) -> Float[np.ndarray, "n d"]:
+    """Points of a mixture from points (n, 1 + d) of the unit cube: the first coordinate chooses the component."""
+    edges = np.cumsum(np.exp(np.asarray(mixture.log_weights)))
+    which = np.minimum(np.searchsorted(edges, u[:, 0] * edges[-1]), len(edges) - 1)
+    z, means, roots = ndtri(u[:, 1:]), np.asarray(mixture.means), np.asarray(mixture.roots)
+    made = np.empty_like(z)
+    for k in np.unique(which):
+        own, root = which == k, roots[k]
+        moved = z[own] / root if root.ndim == 1 else solve_triangular(root, z[own].T, lower=True, trans=1).T
+        made[own] = means[k] + moved
+    return made
+
+
+def log_components(mixture: GaussianMixture, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
+    """Log w_k + log N(θ | μ_k, Λ_k⁻¹) at every point, for every k."""
+    d = mixture.dim
+    made = []
+    parts = zip(*map(np.asarray, (mixture.log_weights, mixture.means, mixture.roots)), strict=True)
+    for log_weight, mean, root in parts:
+        delta = theta - mean
+        white = delta * root if root.ndim == 1 else delta @ root
+        diagonal = np.broadcast_to(root, (d,)) if root.ndim == 1 else np.diagonal(root)
+        made.append(log_weight + np.sum(np.log(diagonal)) - 0.5 * np.sum(white**2, axis=1) - 0.5 * d * LOG_2PI)
+    return np.stack(made, axis=1)
+
+
+def log_density(mixture: GaussianMixture, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """log q at every point."""
+    size = max(_BLOCK // mixture.num_components, 1)
+    parts = [theta[start : start + size] for start in range(0, len(theta), size)]
+    return np.concatenate([np.asarray(logsumexp(log_components(mixture, part), axis=1)) for part in parts])

@@ -1,0 +1,108 @@
+"""Means, sds and quantiles of a posterior's parameters, as a table.
+
+Takes a posterior. With a certificate the draws of the mixture, each of weight 1/n, are joined by the scored ones of
+weight w − v (see `weights.py`), which are less than nothing where the posterior is too dense: all that is printed is of
+this one weighted sample, whose noise is that of the correction and not of the whole.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from epvi.errors import EpviError
+from epvi.hub.normals import draw, uniform_points
+from epvi.seeds import Seed, as_key
+from epvi.tables import lined_up
+
+if TYPE_CHECKING:
+    from epvi.hub.posterior import Posterior
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summary:
+    """Mean, standard deviation and quantiles of every parameter; `print` it for a table."""
+
+    names: tuple[str, ...]
+    mean: Float[np.ndarray, " n"]
+    sd: Float[np.ndarray, " n"]
+    probabilities: tuple[float, ...]
+    quantiles: Float[np.ndarray, "n q"]
+
+    def __str__(self) -> str:
+        head = ["", "mean", "sd", *(f"{100 * p:g} %" for p in self.probabilities)]
+        numbers = np.column_stack([self.mean, self.sd, self.quantiles])
+        # As many decimals as show the sd to two figures.
+        decimals = [int(np.clip(1 - np.floor(np.log10(sd)), 0, 8)) if sd > 0 else 4 for sd in self.sd]
+        cells = [[f"{x:.{k}f}" for x in row] for row, k in zip(numbers, decimals, strict=True)]
+        rows = [head, *([name, *row] for name, row in zip(self.names, cells, strict=True))]
+        return lined_up(rows)
+
+    __repr__ = __str__
+
+    def __getitem__(self, name: str) -> dict[str, float]:
+        """The numbers of one parameter, by its name in the table."""
+        if name not in self.names:
+            raise EpviError(f"the summary has no {name!r}: it has {', '.join(self.names)}.")
+        i = self.names.index(name)
+        quantiles = {f"{100 * p:g} %": float(q) for p, q in zip(self.probabilities, self.quantiles[i], strict=True)}
+        return {"mean": float(self.mean[i]), "sd": float(self.sd[i]), **quantiles}
+
+
+def summarise(posterior: "Posterior", quantiles: Sequence[float], num_samples: int, seed: Seed) -> Summary:
+    """The table; moments of unconstrained parameters are those of the mixture, and not of draws, before correction."""
+    mixture, space = posterior.mixture, posterior.space
+    key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
+    theta = draw(mixture, uniform_points(num_samples, mixture.dim + 1, key))
+    weights = np.full(num_samples, 1 / num_samples)
+    found = posterior.certificate
+    if found is not None and found.corrects:
+        theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, found.weights - found.own])
+    values = space.constrain(theta)
+    mean, sd = np.asarray(mixture.mean()), np.asarray(mixture.sd())
+    names, means, sds, at = [], [], [], []
+    for parameter in space.parameters:
+        of_one = values[parameter.name].reshape(len(theta), -1)
+        names += [label for _, label in parameter.elements()]
+        part = space.slices[parameter.name]
+        known = (mean[part], sd[part]) if parameter.is_real else _moments(of_one[:num_samples], weights[:num_samples])
+        moved = _corrected(of_one[num_samples:], weights[num_samples:], *known)
+        means.append(moved[0])
+        sds.append(moved[1])
+        at.append(np.stack([_quantiles(column, weights, quantiles) for column in of_one.T]))
+    return Summary(
+        tuple(names),
+        np.concatenate(means),
+        np.concatenate(sds),
+        tuple(quantiles),
+        np.concatenate(at).reshape(-1, len(quantiles)),
+    )
+
+
+def _moments(values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+    mean = weights @ values
+    return mean, np.sqrt(weights @ (values - mean) ** 2)
+
+
+def _corrected(
+    values: Float[np.ndarray, "S k"], weights: Float[np.ndarray, " S"], mean: np.ndarray, sd: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sd with weights added that sum to nothing."""
+    if not len(values):
+        return mean, sd
+    away = values - mean
+    shift = weights @ away
+    variance = sd**2 + weights @ away**2 - shift**2
+    return mean + shift, np.sqrt(np.maximum(variance, 1e-6 * sd**2))
+
+
+def _quantiles(
+    values: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], probabilities: Sequence[float]
+) -> Float[np.ndarray, " q"]:
+    """Where the distribution function, kept from falling where weights are negative, passes the probabilities."""
+    order = np.argsort(values, kind="stable")
+    below = np.maximum.accumulate(np.cumsum(weights[order]) - 0.5 * np.abs(weights[order]))
+    return np.interp(np.asarray(probabilities) * np.sum(weights), below, values[order])

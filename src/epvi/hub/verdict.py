@@ -1,0 +1,155 @@
+"""Whether a posterior can be trusted, in words: a verdict that joins all signals of a round.
+
+Takes answers, weights and agreement; gives a word and a sentence. No signal alone decides: k̂ of single far draws is
+large on healthy fits, and draws from one mode look perfect when another was dropped.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from epvi.hub.agreement import Agreement
+from epvi.hub.answered import Answered
+from epvi.hub.belonging import missing_shards, numbered
+from epvi.hub.weights import Weights
+
+if TYPE_CHECKING:
+    from epvi.hub.posterior import Posterior
+
+TRUST, CORRECTED, NOT = "trust", "trust with corrected weights", "do not trust"
+
+# Up to here the posterior is used as it is: means move by less than this many sds, sds by less than this part.
+_SMALL_SHIFT, _SMALL_CHANGE = 0.05, 0.05
+# Weights correct it as long as so many draws count, which are at least this part of those that could, and the
+# correction is known to this many sds.
+_LEAST_ESS, _LEAST_EFFICIENCY, _KNOWN = 100.0, 0.05, 0.1
+# From this k̂ on, means of weights converge too slowly, if the draws that it is about weigh more than this share.
+_HEAVY, _TAIL = 0.7, 0.3
+# A mode that is missing is one with at least this share of the mass.
+_MASS = 0.01
+# Scores that are known to fewer nats than this do not tell enough.
+_DOUBT = 0.1
+# Scores of two shards that differ by less than this, up to a constant, are those of the same rows.
+_SAME_ROWS = 1e-6
+
+
+class Verdict(NamedTuple):
+    """One of the three words, why, and whether the weights correct what is wrong."""
+
+    word: str
+    text: str
+    corrects: bool
+
+
+def judge(
+    posterior: "Posterior", answered: Answered, weights: Weights, agreed: Agreement, accept_missing: bool
+) -> Verdict:
+    """Join the signals."""
+    uneven = _uneven(weights)
+    faults = [
+        *_shares(posterior, accept_missing),
+        *_same_rows(answered),
+        *_conflicts(answered, agreed),
+        *_lost_modes(answered, weights),
+        *([uneven] if uneven else []),
+        *_doubts(answered, weights),
+    ]
+    if faults:
+        return Verdict(NOT, f"{NOT}: {' Also: '.join(faults)}", uneven is None)
+    shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
+    told = (
+        f"weights of {weights.ess:,.0f} effective draws move means by at most {shift:.2f} sds and sds by {change:.0%}"
+    )
+    if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE:
+        return Verdict(TRUST, f"{TRUST}: {told}.", True)
+    return Verdict(CORRECTED, f"{CORRECTED}: {told}; summaries and draws are corrected by them.", True)
+
+
+def _uneven(weights: Weights) -> str | None:
+    few = weights.ess < _LEAST_ESS or weights.efficiency < _LEAST_EFFICIENCY
+    heavy = weights.k_hat > _HEAVY and weights.tail > _TAIL
+    vague = float(np.max(weights.noise)) > _KNOWN
+    if not (few or heavy or vague):
+        return None
+    return (
+        f"the draws' weights are too uneven to correct it ({weights.ess:,.0f} effective draws, Pareto k̂"
+        f" {weights.k_hat:.1f}); refine it (refine=3, epvi refine), or take fewer shards or a richer family."
+    )
+
+
+def _shares(posterior: "Posterior", accept_missing: bool) -> list[str]:
+    fits, found = posterior.fits, []
+    total = sum(fit.prior for fit in fits)
+    if total != 1 and not fits[0].made_of.flat_prior:
+        found.append(f"the shards' shares of the prior sum to {total}, not to 1; fit them with shares that do.")
+    missing = missing_shards(fits)
+    if missing and not accept_missing:
+        found.append(
+            f"the rows of shard {numbered(missing)} are missing; add them (posterior.update, epvi combine), or accept"
+            " it as the posterior of the others (accept_missing=True, --accept-missing)."
+        )
+    return found
+
+
+def _same_rows(answered: Answered) -> list[str]:
+    """Pairs of shards whose scores are the same up to a constant, as those of copied rows are."""
+    scores = answered.scores
+    varied = np.stack([one.values - np.mean(one.values[:8]) for one in scores])
+    varied = np.where(np.isfinite(varied), varied, 0.0)
+    scale = np.max(np.abs(varied), axis=1) + 1e-300
+    for a in range(len(scores)):
+        near = np.max(np.abs(varied[a + 1 :] - varied[a]), axis=1) <= _SAME_ROWS * scale[a]
+        if np.any(near):
+            b = a + 1 + int(np.argmax(near))
+            return [
+                f"{scores[a].called} and {scores[b].called} give the same scores, so the same rows count twice; leave"
+                " one out, and let the other carry its share of the prior."
+            ]
+    return []
+
+
+def _conflicts(answered: Answered, agreed: Agreement) -> list[str]:
+    if not agreed.flagged:
+        return []
+    worst = answered.scores[agreed.flagged[0]]
+    more = f" (and {len(agreed.flagged) - 1} more)" if len(agreed.flagged) > 1 else ""
+    return [
+        f"{worst.called}{more} is in conflict with the others (p = {agreed.p[agreed.flagged[0]]:.1g}); check the coding"
+        " and units of its columns, and its labels (posterior.conflict(), epvi combine --check)."
+    ]
+
+
+def _lost_modes(answered: Answered, weights: Weights) -> list[str]:
+    """Modes that shards have and the posterior lacks, by their mass as the derivatives there tell."""
+    proposal = answered.proposal
+    means = np.asarray(proposal.modes.means)
+    for p in range(proposal.num_modes, len(means)):
+        log_mass = _log_mass(*(array[p] for array in answered.centres))
+        share = log_mass - np.logaddexp(log_mass, float(weights.log_evidence.value))
+        if share > np.log(_MASS):
+            return [
+                f"it lacks a mode that shards have found and that holds about {np.exp(share):.0%} of the mass; refine"
+                " it (refine=3, epvi refine), which takes the mode in."
+            ]
+    return []
+
+
+def _log_mass(value: float, gradient: Float[np.ndarray, " d"], hessian: np.ndarray) -> float:
+    """The log mass of the Gaussian with these derivatives, at least of the part around the point; none on a slope."""
+    matrix = -hessian if hessian.ndim == 2 else np.diag(-hessian)
+    try:
+        root = np.linalg.cholesky(matrix)
+    except np.linalg.LinAlgError:
+        return -np.inf
+    white = np.linalg.solve(root, gradient)
+    # Far from a maximum the quadratic says little of its height.
+    gain = min(0.5 * float(white @ white), 2.0 * len(gradient))
+    return float(value + gain - np.sum(np.log(np.diagonal(root))) + 0.5 * len(gradient) * np.log(2 * np.pi))
+
+
+def _doubts(answered: Answered, weights: Weights) -> list[str]:
+    doubt = float(weights.corrected @ answered.doubt)
+    if doubt <= _DOUBT:
+        return []
+    return [f"the scores are known to {doubt:.2f} nats only; ask for exact ones (exact=True, --exact)."]

@@ -1,0 +1,189 @@
+"""A site's answer to `Draws`: log p_m at the draws, derivatives at the centres, moments under the Gaussians.
+
+Takes and gives `Scores`, which travels as a file of the kind "scores", or "moments" when those are in it.
+"""
+
+import dataclasses
+import os
+from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from epvi import envelope
+from epvi.draws import Asked, describe_asked, read_asked
+from epvi.envelope import Envelope, Malformed
+from epvi.handover import MOST_SHARDS, Provenance, describe_provenance, read_provenance
+from epvi.record import Record, printable
+
+
+class Derivatives(NamedTuple):
+    """log p_m with its gradient and Hessian (a matrix or its diagonal) at P points."""
+
+    value: Float[np.ndarray, " P"]
+    gradient: Float[np.ndarray, "P d"]
+    hessian: Float[np.ndarray, "P ..."]
+
+
+class Expected(NamedTuple):
+    """For each of C Gaussians: log p_m at every base draw, and the averages of its gradient and Hessian over them."""
+
+    values: Float[np.ndarray, "C R"]
+    gradient: Float[np.ndarray, "C d"]
+    hessian: Float[np.ndarray, "C ..."]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scores:
+    """One shard's answer: `values` are log p_m(θ) = f log prior(θ) (with Jacobian) + log likelihood, at every draw.
+
+    `errors` are their standard errors: zero where all rows were passed over (`exact`). `echo` is the last draw, to know
+    that it was these draws. `proper` tells whether the prior is a density, so that there is an evidence.
+    """
+
+    asked: Asked
+    shard: int
+    num_shards: int
+    label: str
+    prior: Fraction
+    num_rows: int
+    made_of: Provenance
+    values: Float[np.ndarray, " S"]
+    errors: Float[np.ndarray, " S"]
+    echo: Float[np.ndarray, " d"]
+    centres: Derivatives
+    moments: Expected | None
+    exact: bool
+    proper: bool
+    passes: int = 0
+    seconds: float = 0.0
+    file: str = ""
+
+    def __repr__(self) -> str:
+        return f"Scores(shard {self.label}, {self.num_rows:,} rows, {len(self.values):,} draws)"
+
+    @property
+    def called(self) -> str:
+        """What to call it in a message: the file it came from, if any, and the shard."""
+        shard = f"shard {printable(self.label, 80)}"
+        return f"{envelope.shown(self.file)} ({shard})" if self.file else shard
+
+    @property
+    def num_numbers(self) -> int:
+        """How many numbers travel."""
+        return sum(array.size for array in _arrays(self).values())
+
+    def save(self, path: str | os.PathLike) -> Path:
+        """Write it to a `.epvi` file, whole or not at all."""
+        return envelope.save(path, pack_scores(self), unpack_scores)
+
+
+def pack_scores(scores: Scores) -> Envelope:
+    """As it is written."""
+    record = {
+        "asked": describe_asked(scores.asked),
+        "shard": scores.shard,
+        "num_shards": scores.num_shards,
+        "label": printable(scores.label),
+        "prior": str(scores.prior),
+        "num_rows": scores.num_rows,
+        "made_of": describe_provenance(scores.made_of),
+        "exact": scores.exact,
+        "proper": scores.proper,
+        "passes": scores.passes,
+        "seconds": round(scores.seconds, 3),
+    }
+    return Envelope("scores" if scores.moments is None else "moments", record, _arrays(scores))
+
+
+def _arrays(scores: Scores) -> dict[str, np.ndarray]:
+    arrays = {"values": scores.values, "echo": scores.echo}
+    # Zeros need not travel.
+    arrays |= {} if scores.exact else {"errors": scores.errors}
+    arrays |= {f"centres/{name}": _packed(array) for name, array in scores.centres._asdict().items()}
+    if scores.moments is not None:
+        arrays |= {f"moments/{name}": _packed(array) for name, array in scores.moments._asdict().items()}
+    return arrays
+
+
+def _packed(array: np.ndarray) -> np.ndarray:
+    """Of symmetric matrices the lower triangle, row by row."""
+    return array[:, *np.tril_indices(array.shape[1])] if array.ndim == 3 else array
+
+
+def unpack_scores(content: Envelope) -> Scores:
+    """The answer that was written, checked."""
+    record = Record(content.record)
+    asked = read_asked(record.table("asked"))
+    num_shards = record.whole("num_shards", 1, MOST_SHARDS)
+    exact, arrays = record.truth("exact"), content.arrays
+    echo = _array(content, "echo", (None,))
+    d = len(echo)
+    values = arrays.get("values")
+    # A draw may be impossible: the logarithm is then minus infinity, and nothing else.
+    if values is None or values.shape != (asked.num_draws,) or np.any(np.isnan(values) | (values == np.inf)):
+        raise Malformed("its values are not a log density for every draw")
+    errors = np.zeros(asked.num_draws) if exact else _array(content, "errors", (asked.num_draws,))
+    if np.any(errors < 0):
+        raise Malformed("its errors are not positive")
+    moments = None
+    if content.kind == "moments":
+        found = [_array(content, f"moments/{name}", (None, None)) for name in Expected._fields]
+        if not len(found[0]) == len(found[1]) == len(found[2]) or found[0].shape[1] != asked.num_base:
+            raise Malformed("its moments are not those of the same Gaussians")
+        moments = Expected(found[0], _checked(found[1], d), _unpacked(found[2], d))
+    at = [_array(content, f"centres/{name}", (None,) * (1 + (i > 0))) for i, name in enumerate(Derivatives._fields)]
+    if not len(at[0]) == len(at[1]) == len(at[2]):
+        raise Malformed("its derivatives are not those at the same centres")
+    return Scores(
+        asked=asked,
+        shard=record.whole("shard", 1, num_shards),
+        num_shards=num_shards,
+        label=record.text("label"),
+        prior=record.fraction("prior"),
+        num_rows=record.whole("num_rows", 0, 2**53),
+        made_of=read_provenance(record.table("made_of")),
+        values=np.array(values),
+        errors=errors,
+        echo=echo,
+        centres=Derivatives(at[0], _checked(at[1], d), _unpacked(at[2], d)),
+        moments=moments,
+        exact=exact,
+        proper=record.truth("proper"),
+        passes=record.whole("passes", 0, 2**53),
+        seconds=record.number("seconds"),
+    )
+
+
+def _array(content: Envelope, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+    """A finite array of this shape; None is any length."""
+    array = content.arrays.get(name)
+    if array is None or array.ndim != len(shape):
+        raise Malformed(f"it has no array {name}")
+    if any(size not in (None, length) for size, length in zip(shape, array.shape, strict=True)):
+        raise Malformed(f"its {name} does not have the shape that it says")
+    if not np.all(np.isfinite(array)) or np.any(np.abs(array) > 1e150):
+        raise Malformed(f"its {name} is not finite")
+    return np.array(array)
+
+
+def _checked(array: np.ndarray, d: int) -> np.ndarray:
+    if array.shape[1] != d:
+        raise Malformed(f"its gradients do not have {d} dimensions")
+    return array
+
+
+def _unpacked(packed: np.ndarray, d: int) -> np.ndarray:
+    """Matrices of their lower triangles, or diagonals as they are; for d = 1 both are the same numbers."""
+    width = packed.shape[1]
+    if width == d and d > 1:
+        return packed
+    if width != d * (d + 1) // 2:
+        raise Malformed(f"its Hessians are neither matrices nor diagonals in {d} dimensions")
+    rows, columns = np.tril_indices(d)
+    made = np.empty((len(packed), d, d))
+    made[:, rows, columns] = packed
+    made[:, columns, rows] = packed
+    return made

@@ -1,0 +1,231 @@
+"""The shards of one call, wherever an executor runs them: fitted once, and asked again as often as needed.
+
+Takes a job, rows and their split, and an executor; gives fits and answers. epvi's own workers map the rows from files;
+others are sent them, and keep them for the next question.
+"""
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from epvi import pool
+from epvi.draws import Draws
+from epvi.errors import EpviError
+from epvi.handover import ShardFit
+from epvi.progress import ShardProgress
+from epvi.scores import Scores
+from epvi.site.rows import Columns
+from epvi.site.shard import Part, Plan
+from epvi.site.split import Split
+from epvi.store import MappedRows, reported, write_rows
+from epvi.worker import HeldRows, Job, answer_shard, forget, run_shard
+from epvi.workfolder import WorkFolder, remove_dead
+
+_POLL_SECONDS = 0.1
+
+
+class ShardError(EpviError):
+    """Some shards could not be fitted; `fits` holds those that could."""
+
+    def __init__(self, message: str, fits: tuple[ShardFit, ...]) -> None:
+        super().__init__(message)
+        self.fits = fits
+
+
+@dataclasses.dataclass(eq=False)
+class Sites:
+    """All shards of one call, while it lasts."""
+
+    executor: Executor
+    job: Job
+    parts: list[Part]
+    rows: dict[int, MappedRows | HeldRows]
+    done: dict[int, ShardFit]
+    bar: ShardProgress
+    work: WorkFolder | None
+
+    def fit(self) -> list[ShardFit]:
+        """Fit all shards but those that are done already; when some fail, the others still finish."""
+        left = [part for part in self.parts if part.shard not in self.done]
+        fits = dict(self.done)
+        self.bar.begin("fitting shards")
+
+        def keep(fit: ShardFit) -> None:
+            fits[fit.shard] = fit
+            if self.work is not None:
+                self.work.keep(fit)
+
+        failed = self._each(left, lambda part: (run_shard, self.job, part, self.rows[part.shard]), keep, fits)
+        if failed:
+            raise _explained(failed, fits, {part.shard: part for part in left}, self.job)
+        self.done = fits
+        return [fits[shard] for shard in sorted(fits)]
+
+    def answer(self, draws: Draws) -> list[Scores]:
+        """Every shard's answer; of those that no worker has kept the rows are sent again."""
+        answers: dict[int, Scores] = {}
+        self.bar.begin("scoring draws")
+
+        def keep(answer: Scores | None) -> None:
+            if answer is not None:
+                answers[answer.shard] = answer
+
+        def ask(part: Part, rows: MappedRows | HeldRows | None) -> tuple:
+            return answer_shard, self.job, part, rows, draws
+
+        mapped = all(isinstance(rows, MappedRows) for rows in self.rows.values())
+        failed = {}
+        if not mapped:
+            failed = self._each(self.parts, lambda part: ask(part, None), keep, answers)
+        left = [part for part in self.parts if part.shard not in answers]
+        if left and not failed:
+            failed = self._each(left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
+        if failed:
+            raise _explained(failed, self.done, {part.shard: part for part in self.parts}, self.job, "scored")
+        return [answers[shard] for shard in sorted(answers)]
+
+    def forget(self) -> None:
+        """Let workers that were sent rows give them up, as far as they can be reached."""
+        if any(isinstance(rows, HeldRows) for rows in self.rows.values()):
+            with contextlib.suppress(Exception):
+                wait([self.executor.submit(forget, self.job.token) for _ in self.parts], timeout=1)
+
+    def _each(
+        self, parts: list[Part], task: Callable[[Part], tuple], keep: Callable[[Any], None], results: dict
+    ) -> dict[int, Exception]:
+        """Run a task for each part and keep what comes; gives the errors of those that failed."""
+        futures: dict[Future, Part] = {}
+        failed: dict[int, Exception] = {}
+        try:
+            for part in parts:
+                futures[_submit(self.executor, *task(part))] = part
+            pending = set(futures)
+            while pending:
+                done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
+                for future in done:
+                    error = future.exception()
+                    if error is None:
+                        keep(future.result())
+                    elif isinstance(error, Exception):
+                        failed[futures[future].shard] = error
+                    else:
+                        raise error
+                self.bar.update(set(results) | set(failed))
+        finally:
+            for future in futures:
+                future.cancel()
+        return failed
+
+
+@contextlib.contextmanager
+def sites_of(
+    job: Job,
+    columns: Columns,
+    split: Split,
+    executor: Executor | int | None,
+    bar: ShardProgress,
+    work: WorkFolder | None,
+) -> Iterator[Sites]:
+    """The shards with their rows where the executor's workers find them, for as long as they are needed."""
+    m = split.num_shards
+    parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
+    done = _already(work, job.plan, columns, parts, split)
+    if isinstance(executor, Executor):
+        needed = [part for part in parts if job.keeps or part.shard not in done]
+        held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
+        made = Sites(executor, job, parts, held, done, bar, work)
+        try:
+            yield made
+        finally:
+            made.forget()
+        return
+    if len(done) == m and not job.keeps:
+        yield Sites(pool.workers(executor), job, parts, {}, done, bar, work)
+        return
+    with pool.stopped_on_interrupt(), _folder(work) as folder:
+        workers = pool.workers(executor)
+        passes = folder / "passes.npy"
+        with reported(folder.parent):
+            np.save(passes, np.zeros(m, np.int32))
+        bar.say("reading rows")
+        mapped = write_rows(columns, split, folder, min(pool.size_of(executor), m))
+        bar.watch(passes)
+        job = dataclasses.replace(job, passes=passes)
+        yield Sites(workers, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work)
+
+
+def _taken(columns: Columns, split: Split, part: Part) -> Columns:
+    return {name: column[split.shards[part.shard - 1]] for name, column in columns.items()}
+
+
+def _already(
+    work: WorkFolder | None, plan: Plan, columns: Columns, parts: list[Part], split: Split
+) -> dict[int, ShardFit]:
+    if work is None:
+        return {}
+    work.tidy()
+    found = {part.shard: work.fit_of(part, plan, lambda part=part: _taken(columns, split, part)) for part in parts}
+    return {shard: fit for shard, fit in found.items() if fit is not None}
+
+
+@contextlib.contextmanager
+def _folder(work: WorkFolder | None) -> Iterator[Path]:
+    if work is not None:
+        with work.scratch() as folder:
+            yield folder
+        return
+    with reported(tempfile.tempdir or "the temporary folder"):
+        remove_dead(Path(tempfile.gettempdir()), "epvi-rows-")
+        folder = Path(tempfile.mkdtemp(prefix=f"epvi-rows-{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def kept_in(fits: tuple[ShardFit, ...]) -> str:
+    """Where the fits of the other shards are."""
+    return f" The other {len(fits)} fits are in the error's `fits`." if fits else ""
+
+
+def _submit(executor: Executor, function: Callable, *arguments: Any) -> Future:
+    try:
+        return executor.submit(function, *arguments)
+    except RuntimeError as error:
+        said = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")
+        raise EpviError(f"the executor takes no work ({said}): pass one that is still open.") from error
+
+
+def _explained(
+    failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part], job: Job, done: str = "fitted"
+) -> ShardError:
+    """One sentence that names the shard, and the fits of the others."""
+    kept = tuple(fits[shard] for shard in sorted(fits))
+    rest = kept_in(kept)
+    if any(isinstance(error, BrokenProcessPool) for error in failed.values()):
+        begun = sorted(failed)
+        if job.passes is not None:
+            pool.close()
+            counts = np.load(job.passes)
+            begun = [shard for shard in begun if counts[shard - 1] > 0] or begun
+        which = " or ".join(parts[shard].label for shard in begun[:4])
+        return ShardError(
+            f"a worker process died while it {done} shard {which}: it was killed, or ran out of memory. Take more"
+            f" shards or fewer workers (executor=1).{rest}",
+            kept,
+        )
+    first = min(failed)
+    error = failed[first]
+    others = f" So it was with {len(failed) - 1} more." if len(failed) > 1 else ""
+    said = str(error) if isinstance(error, EpviError) else f"{type(error).__name__}: {str(error).rstrip('.')}."
+    return ShardError(f"shard {parts[first].label} could not be {done}: {said}{others}{rest}", kept)
