@@ -83,13 +83,14 @@ def score(
 class Asking:
     """How a shard is asked: blocks of so many rows, what its rows are made of, whether all rows are to be scored.
 
-    `points_at_once` is at how many points derivatives are taken in one pass.
+    `points_at_once` is at how many points derivatives are taken in one pass; `checked` rows have been fitted before.
     """
 
     rows_per_block: int
     made_of: Provenance
     exact: bool = False
     points_at_once: int = _POINTS_AT_ONCE
+    checked: bool = False
     memory: Memory = dataclasses.field(default_factory=Memory)
 
 
@@ -97,7 +98,8 @@ def answer_columns(programs: Programs, columns: Columns, draws: Draws, share: Sh
     """Answer for checked columns with compiled programs."""
     start = time.perf_counter()
     subposterior = Subposterior.of(programs, columns, share.prior, asking.rows_per_block)
-    subposterior.refuse_outside()
+    if not asking.checked:
+        subposterior.refuse_outside()
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         made = answer(subposterior, draws, share.shard, asking)
     return Scores(
