@@ -27,6 +27,16 @@ class Derivatives(NamedTuple):
     hessian: Float[np.ndarray, "P ..."]
 
 
+class Variation(NamedTuple):
+    """At the first centre: the sum over rows of their log likelihoods' gradients, and of the products of these.
+
+    The products are a matrix, or its diagonal where Hessians are.
+    """
+
+    gradient: Float[np.ndarray, " d"]
+    products: Float[np.ndarray, "d ..."]
+
+
 class Expected(NamedTuple):
     """For each of C Gaussians: log p_m at every base draw, and the averages of its gradient and Hessian over them."""
 
@@ -54,6 +64,7 @@ class Scores:
     errors: Float[np.ndarray, " S"]
     echo: Float[np.ndarray, " d"]
     centres: Derivatives
+    rows: Variation
     moments: Expected | None
     exact: bool
     proper: bool
@@ -102,6 +113,7 @@ def _arrays(scores: Scores) -> dict[str, np.ndarray]:
     arrays = {"values": scores.values, "echo": scores.echo}
     # Zeros need not travel.
     arrays |= {} if scores.exact else {"errors": scores.errors}
+    arrays |= {"rows/gradient": scores.rows.gradient, "rows/products": _packed(scores.rows.products[None])[0]}
     arrays |= {f"centres/{name}": _packed(array) for name, array in scores.centres._asdict().items()}
     if scores.moments is not None:
         arrays |= {f"moments/{name}": _packed(array) for name, array in scores.moments._asdict().items()}
@@ -137,6 +149,7 @@ def unpack_scores(content: Envelope) -> Scores:
     at = [_array(content, f"centres/{name}", (None,) * (1 + (i > 0))) for i, name in enumerate(Derivatives._fields)]
     if not len(at[0]) == len(at[1]) == len(at[2]):
         raise Malformed("its derivatives are not those at the same centres")
+    products = _unpacked(_array(content, "rows/products", (None,))[None], d)[0]
     return Scores(
         asked=asked,
         shard=record.whole("shard", 1, num_shards),
@@ -149,6 +162,7 @@ def unpack_scores(content: Envelope) -> Scores:
         errors=errors,
         echo=echo,
         centres=Derivatives(at[0], _checked(at[1], d), _unpacked(at[2], d)),
+        rows=Variation(_array(content, "rows/gradient", (d,)), products),
         moments=moments,
         exact=exact,
         proper=record.truth("proper"),
