@@ -48,7 +48,9 @@ def made_tlsa(lengths: Lengths = REFERENCE) -> Gold:
     chains = cached_chains("made-tlsa", model, rows, start, lengths)
     first = chains["centres"][..., 0]
     if not np.all(first[..., 0] < first[..., 1]):
-        raise RuntimeError("the sources of made-tlsa changed places in the reference run: make rows that tell them apart")
+        raise RuntimeError(
+            "the sources of made-tlsa changed places in the reference run: make rows that tell them apart"
+        )
     reference = moments_of_chains(_scalars(chains))
     return Gold("made-tlsa", "source analysis", model, rows, reference, start, in_order)
 

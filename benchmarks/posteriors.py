@@ -128,9 +128,7 @@ def kidscore(x: Any, y: Any = None) -> None:
     _normal(x @ beta, numpyro.sample("sigma", dist.HalfCauchy(2.5)), y)
 
 
-def kilpisjarvi(
-    x: Any, y: Any = None, *, pmualpha: float, psalpha: float, pmubeta: float, psbeta: float
-) -> None:
+def kilpisjarvi(x: Any, y: Any = None, *, pmualpha: float, psalpha: float, pmubeta: float, psbeta: float) -> None:
     alpha = numpyro.sample("alpha", dist.Normal(pmualpha, psalpha))
     beta = numpyro.sample("beta", dist.Normal(pmubeta, psbeta))
     _normal(alpha + beta * x, _flat("sigma", support=constraints.positive), y)
@@ -203,7 +201,10 @@ def _centred(d: dict[str, Any]) -> Rows:
 
 
 def _schools(d: dict[str, Any]) -> Rows:
-    return {"school": np.arange(d["J"]), **{n: np.asarray(d[c], np.float64) for n, c in (("error", "sigma"), ("y", "y"))}}
+    return {
+        "school": np.arange(d["J"]),
+        **{n: np.asarray(d[c], np.float64) for n, c in (("error", "sigma"), ("y", "y"))},
+    }
 
 
 class Recipe(NamedTuple):
