@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from accuracy_peers import NUM_DRAWS, Answer, Peer, peers
+from accuracy_peers import NUM_DRAWS, Answer, Method, peers
 from accuracy_scores import Result, counts, rows_allow, score, targets, told
 from made import MADE, REFERENCE, SHORT, made_logistic, made_tlsa
 from nuts import Lengths
@@ -152,7 +152,7 @@ def append(file: Path, fields: dict[str, Any]) -> None:
         writer.writerow(fields)
 
 
-def measured(gold: Gold, num_shards: int, method: Peer, is_peer: bool, seed: int) -> Result:
+def measured(gold: Gold, num_shards: int, method: Method, is_peer: bool, seed: int) -> Result:
     """One method on one posterior; a refusal is a result."""
     about = gold.name, gold.is_linear, num_shards, counts(gold, num_shards), method.name, is_peer
     try:
@@ -162,9 +162,9 @@ def measured(gold: Gold, num_shards: int, method: Peer, is_peer: bool, seed: int
     return Result(*about, answer, score(answer.moments, gold.reference))
 
 
-def chosen_methods(plan: Plan, words: Sequence[str], with_peers: bool) -> list[tuple[Peer, bool]]:
+def chosen_methods(plan: Plan, words: Sequence[str], with_peers: bool) -> list[tuple[Method, bool]]:
     """epvi's and the peers', each with whether it is a peer."""
-    ours = [(Peer(name, by_epvi(settings, plan.fits), True), False) for name, settings in SETTINGS.items()]
+    ours = [(Method(name, by_epvi(settings, plan.fits), True), False) for name, settings in SETTINGS.items()]
     theirs = [(peer, True) for peer in peers(plan.peers, plan.steps)] if with_peers else []
     return [(method, is_peer) for method, is_peer in (*ours, *theirs) if named(method.name, words)]
 
@@ -173,7 +173,7 @@ def named(name: str, words: Sequence[str]) -> bool:
     return not words or any(word.lower() in name.lower() for word in words)
 
 
-def runs(gold: Gold, shards: Sequence[int], methods: list[tuple[Peer, bool]]) -> list[tuple[int, Peer, bool]]:
+def runs(gold: Gold, shards: Sequence[int], methods: list[tuple[Method, bool]]) -> list[tuple[int, Method, bool]]:
     """Which methods at which M: those on all rows once, and draws are merged where there are several shards."""
     whole = [(1, method, is_peer) for method, is_peer in methods if not method.is_sharded]
     sharded = [

@@ -1,8 +1,8 @@
-"""What epvi is measured beside in accuracy.py: NumPyro's NUTS per shard with its two ways to merge, and on all rows
-NUTS, a variational full Gaussian and Laplace's approximation.
+"""What epvi is measured beside in accuracy.py: NumPyro's NUTS per shard, and NUTS, SVI and Laplace on all rows.
 
-A peer takes a posterior, a number of shards and a seed; gives an `Answer`. Peers have the shards that epvi has, begin in
-the middle of the posterior, which epvi must find by itself, and run in float64; their seconds include compiling.
+A peer takes a posterior, a number of shards and a seed; gives an `Answer`. Draws of shards are merged in NumPyro's two
+ways. Peers have the shards that epvi has, begin in the middle of the posterior, which epvi must find by itself, and run
+in float64; their seconds include compiling.
 """
 
 import functools
@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from nuts import Lengths, Sampler, worth
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoContinuous, AutoLaplaceApproximation, AutoMultivariateNormal
 from numpyro.infer.hmc_util import consensus, parametric_draws
+from nuts import Lengths, Sampler, worth
 from posteriors import Gold, Moments, Rows
 
 from epvi.float64 import promotion_allowed
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     verdict: str | None = None
 
 
-class Peer(NamedTuple):
+class Method(NamedTuple):
     """A method by its name; one that is not sharded looks at all rows at once."""
 
     name: str
@@ -146,7 +146,7 @@ def _gaussian(steps: int) -> Callable[[Gold, Callable, int], tuple[AutoMultivari
     return found
 
 
-def peers(lengths: Lengths, steps: int = _ADAM_STEPS) -> tuple[Peer, ...]:
+def peers(lengths: Lengths, steps: int = _ADAM_STEPS) -> tuple[Method, ...]:
     """All of them, with NUTS and Adam so long."""
 
     def drawn(subposteriors: list, key: jax.Array) -> jax.Array:
@@ -156,9 +156,9 @@ def peers(lengths: Lengths, steps: int = _ADAM_STEPS) -> tuple[Peer, ...]:
         return consensus(subposteriors, rng_key=key)
 
     return (
-        Peer("NUTS per shard, consensus", _merged(averaged, lambda n, d: n * d, lengths), True),
-        Peer("NUTS per shard, parametric", _merged(drawn, lambda n, d: d + d * (d + 1) // 2, lengths), True),
-        Peer("AutoMultivariateNormal, all rows", _guided(_gaussian(steps)), False),
-        Peer("AutoLaplaceApproximation, all rows", _guided(_laplace), False),
-        Peer("NUTS, all rows", _full_nuts(lengths), False),
+        Method("NUTS per shard, consensus", _merged(averaged, lambda n, d: n * d, lengths), True),
+        Method("NUTS per shard, parametric", _merged(drawn, lambda n, d: d + d * (d + 1) // 2, lengths), True),
+        Method("AutoMultivariateNormal, all rows", _guided(_gaussian(steps)), False),
+        Method("AutoLaplaceApproximation, all rows", _guided(_laplace), False),
+        Method("NUTS, all rows", _full_nuts(lengths), False),
     )

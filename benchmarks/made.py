@@ -70,7 +70,7 @@ def _scalars(chains: Draws) -> dict[str, np.ndarray]:
 
 
 def cached_chains(name: str, model: epvi.Model, rows: Rows, start: Rows, lengths: Lengths) -> dict[str, np.ndarray]:
-    """Constrained draws (chains, n, ...) of every parameter by NUTS on all rows, from the cache where they are in it."""
+    """Constrained draws (chains, n, ...) of every parameter by NUTS on all rows; drawn once, then from the cache."""
     digest = hashlib.sha256(repr((name, lengths, sorted(model.fixed.items(), key=str))).encode())
     for column in rows.values():
         digest.update(np.ascontiguousarray(column).tobytes())
