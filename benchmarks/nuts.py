@@ -4,15 +4,14 @@ Takes a model, rows, and where to start; gives draws in chains. All shards of on
 everything is in float64.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 from numpyro.diagnostics import effective_sample_size
-from numpyro.infer import MCMC, NUTS, init_to_value
+from numpyro.infer.hmc import hmc
 
 import epvi
 from epvi.float64 import promotion_allowed
@@ -35,30 +34,36 @@ class Sampler:
         self._target = model.programs(rows).target
         self.space = self._target.space
         self._start = self.space.unconstrain(start)
-        kernel = NUTS(self._density, dense_mass=True, init_strategy=init_to_value(values={"theta": self._start}))
-        self._chains = MCMC(
-            kernel,
-            num_warmup=lengths.warm_up,
-            num_samples=lengths.draws,
-            num_chains=lengths.chains,
-            chain_method="sequential",
-            progress_bar=False,
-            jit_model_args=True,
-        )
+        self._lengths = lengths
+        self._compiled = jax.jit(self._chain)
 
-    def _density(self, block: Any, share: Any) -> None:
-        """log p_m(θ) = f_m log p(θ) + Σ log p(row | θ)."""
-        theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real_vector, (), (self.space.dim,)))
-        with numpyro.handlers.block():  # the target runs the model, whose sites are none of this one's
+    def _potential(self, block: Any, share: Any) -> Callable[[Any], jax.Array]:
+        """-log p_m(θ) = -f_m log p(θ) - Σ log p(row | θ)."""
+
+        def potential(theta: Any) -> jax.Array:
             rows = jnp.sum(self._target.log_likelihood(theta, block))
-            prior = self._target.log_prior(theta)
-        numpyro.factor("log density", share * prior + rows)
+            return -(share * self._target.log_prior(theta) + rows)
+
+        return potential
+
+    def _chain(self, key: jax.Array, block: Any, share: Any) -> jax.Array:
+        """θ (draws, d); the rows are arguments, or every shard would be compiled for itself."""
+        init, sample = hmc(potential_fn_gen=self._potential, algo="NUTS")
+
+        def step(state: Any, _: Any) -> tuple[Any, Any]:
+            state = sample(state, (block, share))
+            return state, state.z
+
+        warm_up, begin = self._lengths.warm_up, jnp.asarray(self._start)
+        state = init(begin, warm_up, dense_mass=True, model_args=(block, share), rng_key=key)
+        _, theta = jax.lax.scan(step, state, length=warm_up + self._lengths.draws)
+        return theta[warm_up:]
 
     def draws(self, block: Rows, share: float, key: jax.Array) -> np.ndarray:
         """θ (chains, draws, d) of the subposterior of these rows with that share of the prior."""
         with jax.enable_x64(True), promotion_allowed():
-            self._chains.run(key, {name: jnp.asarray(column) for name, column in block.items()}, jnp.asarray(share))
-            return np.asarray(self._chains.get_samples(group_by_chain=True)["theta"])
+            keys = jax.random.split(key, self._lengths.chains)
+            return np.stack([np.asarray(self._compiled(key, block, share)) for key in keys])
 
 
 def worth(theta: np.ndarray) -> float:

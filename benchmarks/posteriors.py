@@ -159,7 +159,7 @@ def two_normals(y: Any) -> None:
 def eight_schools(school: Any, error: Any, y: Any = None, *, num_schools: int) -> None:
     mu = numpyro.sample("mu", dist.Normal(0.0, 5.0))
     tau = numpyro.sample("tau", dist.HalfCauchy(5.0))
-    z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([num_schools]).to_event(1))
+    z: Any = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([num_schools]).to_event(1))
     _normal(mu + tau * z[school], error, y)
 
 
