@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from accuracy_peers import NUM_DRAWS, Answer, Method, peers
+from accuracy_peers import Answer, Method, peers
 from accuracy_scores import Result, counts, rows_allow, score, targets, told
 from made import MADE, REFERENCE, SHORT, made_logistic, made_tlsa
 from nuts import Lengths
@@ -84,13 +84,8 @@ def by_epvi(settings: dict[str, Any], fits: int) -> Callable[[Gold, int, int], A
 def moments_of(gold: Gold, posterior: epvi.Posterior, seed: int) -> Moments:
     """Corrected ones where there is a certificate, which also tells their Monte Carlo error."""
     certificate = posterior.certificate
-    if gold.derive is not None:
-        effective = NUM_DRAWS if certificate is None else 1 / (1 / NUM_DRAWS + 1 / certificate.ess)
-        return gold.moments(posterior.sample(NUM_DRAWS, seed=seed), effective)
-    if certificate is None:
-        found, worth = posterior.summary(num_samples=_MANY, seed=seed), float(_MANY)
-    else:
-        found, worth = posterior.summary(), certificate.ess
+    found = posterior.summary(of=gold.derive, num_samples=_MANY, seed=seed)
+    worth = float(_MANY) if certificate is None else certificate.ess
     return Moments(found.names, found.mean, found.sd, found.sd / worth**0.5, found.sd / (2 * worth) ** 0.5)
 
 
