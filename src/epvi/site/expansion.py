@@ -39,7 +39,7 @@ class Taylor(NamedTuple):
     def at(self, delta: np.ndarray) -> np.ndarray:
         """The second-order expansion, this far from the point."""
         bent = delta @ self.hessian if self.hessian.ndim == 2 else delta * self.hessian
-        return self.value + delta @ self.gradient + 0.5 * np.sum(delta * bent, axis=-1)
+        return np.asarray(self.value + delta @ self.gradient + 0.5 * np.sum(delta * bent, axis=-1))
 
 
 class Near(NamedTuple):
