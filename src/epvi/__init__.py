@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
     from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.prediction import log_predictive, predict
+    from epvi.rounds import Scoring
     from epvi.run import fit
     from epvi.scores import Scores
     from epvi.site import NVI, Model, Rows, fit_shard, score, stand_in
@@ -31,6 +32,7 @@ _ROOMS = {
     "epvi.hub.product": ["Anchored", "Chain", "Exact", "ProductMixture", "Subset", "multiply"],
     "epvi.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
     "epvi.prediction": ["log_predictive", "predict"],
+    "epvi.rounds": ["Scoring"],
     "epvi.run": ["fit"],
     "epvi.scores": ["Scores"],
     "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "score", "stand_in"],
@@ -61,6 +63,7 @@ __all__ = [
     "Provenance",
     "Rows",
     "Scores",
+    "Scoring",
     "ShardError",
     "ShardFit",
     "Space",

@@ -14,32 +14,61 @@ from epvi.draws import Draws
 from epvi.errors import EpviError
 from epvi.hub.answered import Answered, collect
 from epvi.hub.certify import Certificate, certificate_of
-from epvi.hub.posterior import Posterior
-from epvi.hub.refine import advance, confirmed
+from epvi.hub.posterior import NUM_DRAWS, Posterior
+from epvi.hub.refine import WORTH, advance, confirmed
+from epvi.hub.verdict import CORRECTED, TRUST
 from epvi.packing import mixture_arrays
 from epvi.scores import Scores
-from epvi.validation import at_least
+from epvi.validation import at_least, check_settings
 
-# Unless said: more rounds have nothing left to gain, or will not gain it.
-_MOST_ROUNDS = 3
+# Unless said. Most posteriors take one or two; some that are far from Gaussian take ten.
+_MOST_ROUNDS = 10
+# Weights of at least this efficiency correct what a step of this many nats would.
+_WELL, _LITTLE = 0.5, 0.01
 # Shard m uses the m-th key; that of the draws is out of their reach.
 _DRAWS_KEY = 2**31 + 3
 
 
 @dataclasses.dataclass(frozen=True)
+class Scoring:
+    """How a posterior is certified: by so many draws, which shards score.
+
+    A tall shard's scores come from an expansion and some of its rows, with standard errors, unless they are `exact`.
+    """
+
+    num_draws: int = NUM_DRAWS
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings(self, num_draws=64)
+        if not isinstance(self.exact, bool):
+            raise EpviError(f"exact is {self.exact!r}: pass True or False.")
+
+
+@dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Whether the posterior is certified, and how many steps may refine it."""
+    """Whether and how the posterior is certified, and how many steps may refine it."""
 
     certify: bool
     refine: int
+    scoring: Scoring = Scoring()
+    # Whether a posterior that can be trusted as it is needs no more steps.
+    contented: bool = False
 
     @classmethod
     def of(cls, certify: Any, refine: Any) -> "Rounds":
-        """Of what a user says; without a word, as many steps as help, up to three."""
-        if not isinstance(certify, bool):
-            raise EpviError(f"certify is {certify!r}: pass True or False.")
-        usual = _MOST_ROUNDS if certify else 0
-        return cls(certify, usual if refine is None else at_least("refine", refine, 0))
+        """Of what a user says; without a word, as many steps as it takes until the posterior can be trusted."""
+        if not isinstance(certify, bool | Scoring):
+            raise EpviError(f"certify is {certify!r}: pass True, False, or epvi.Scoring(...).")
+        usual = 0 if certify is False else _MOST_ROUNDS
+        rounds = usual if refine is None else at_least("refine", refine, 0)
+        scoring = certify if isinstance(certify, Scoring) else Scoring()
+        return cls(certify is not False, rounds, scoring, contented=refine is None)
+
+    def worth(self, certificate: Certificate) -> float:
+        """How far a step must lead, in nats, to be worth a round: weights that correct well leave little to do."""
+        corrected = certificate.verdict == CORRECTED and certificate.efficiency > _WELL
+        return _LITTLE if self.contented and corrected else WORTH
 
     @property
     def any(self) -> bool:
@@ -47,32 +76,34 @@ class Rounds:
         return self.certify or self.refine > 0
 
 
-def run_rounds(posterior: Posterior, ask: Callable[[Draws], list[Scores]], rounds: Rounds, key: jax.Array) -> Posterior:
+# Asks all shards, for exact scores or not.
+Ask = Callable[[Draws, bool], list[Scores]]
+
+
+def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -> Posterior:
     """Certify, and refine while that helps; what comes back is never worse than the posterior was."""
     if not rounds.any:
         return posterior
     seed = jax.random.fold_in(key, _DRAWS_KEY)
-    posterior, answered, certificate = _asked(posterior, ask, rounds.refine > 0, seed)
+    posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
     first = posterior.with_certificate(certificate)
-    if not rounds.refine:
-        return first
-    for left in reversed(range(rounds.refine)):
-        posterior = advance(posterior, answered, certificate)
+    for _ in range(rounds.refine):
+        if answered.moments is None or (rounds.contented and certificate.verdict == TRUST):
+            break
+        posterior = advance(posterior, answered, certificate, rounds.worth(certificate))
         if posterior.step is None or posterior.step.before is None:
             break
-        posterior, answered, certificate = _asked(posterior, ask, True, seed)
-        if not left:
-            posterior = confirmed(posterior, answered, certificate)[0]
+        posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
+    # Its last step, if it is still to be confirmed.
+    posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
     return best if rounds.certify else dataclasses.replace(best, certificate=None)
 
 
-def _asked(
-    posterior: Posterior, ask: Callable[[Draws], list[Scores]], moments: bool, seed: jax.Array
-) -> tuple[Posterior, Answered, Certificate]:
+def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:
     """Ask all shards; what travelled is counted."""
-    draws = posterior.ask(moments=moments, seed=seed)
-    scores = ask(draws)
+    draws = posterior.ask(rounds.scoring.num_draws, moments=rounds.refine > 0, seed=seed)
+    scores = ask(draws, rounds.scoring.exact)
     gaussians = sum(array.size for array in mixture_arrays(draws.gaussians).values())
     sent = draws.theta.size + draws.centres.size + draws.base.size + gaussians
     traffic = posterior.traffic + len(scores) * sent + sum(one.num_numbers for one in scores)

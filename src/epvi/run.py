@@ -22,7 +22,7 @@ from epvi.hub.combine import multiplied
 from epvi.hub.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.progress import ShardProgress
-from epvi.rounds import Rounds, run_rounds
+from epvi.rounds import Rounds, Scoring, run_rounds
 from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
 from epvi.site.density import block_size
@@ -48,7 +48,7 @@ def fit(
     shuffle: bool = True,
     inference: Inference | None = None,
     product: Product | None = None,
-    certify: bool = True,
+    certify: bool | Scoring = True,
     refine: int | None = None,
     executor: Executor | int | None = None,
     work: str | os.PathLike | None = None,
@@ -61,11 +61,11 @@ def fit(
     dealt out at random, unless `shuffle=False` (then shards are runs of rows in their order) or `by` names a column
     with one value per shard. `inference` fits a shard (`NVI()`), `product` multiplies the fits (as in
     `multiply`). With `certify` all shards then score draws of the product, which says whether it can be trusted
-    (`posterior.certificate`); `refine` is how many rounds may improve it: three unless said, and fewer when nothing is
-    left to gain. `executor` is any `concurrent.futures.Executor`, or a number of processes of epvi's own pool (all
-    cores unless said). The same seed gives the same answer for any number of workers. `work` is a folder in which each
-    shard's fit is kept as soon as it is finished: run again, only what is missing is done. `progress` shows a bar (on a
-    terminal, unless said).
+    (`posterior.certificate`); `refine` is how many rounds may improve it: unless said, as many as it takes until it can
+    be trusted, or little is left to gain. `executor` is any `concurrent.futures.Executor`, or a number of processes of
+    epvi's own pool (all cores unless said). The same seed gives the same answer for any number of workers. `work` is a
+    folder in which each shard's fit is kept as soon as it is finished: run again, only what is missing is done.
+    `progress` shows a bar (on a terminal, unless said).
     """
     model, inference, key = as_model(model), as_inference(inference), as_key(seed)
     if executor is not None and not isinstance(executor, Executor | int):

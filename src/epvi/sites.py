@@ -71,7 +71,7 @@ class Sites:
         self.done = fits
         return [fits[shard] for shard in sorted(fits)]
 
-    def answer(self, draws: Draws) -> list[Scores]:
+    def answer(self, draws: Draws, exact: bool) -> list[Scores]:
         """Every shard's answer; of those that no worker has kept the rows are sent again."""
         answers: dict[int, Scores] = {}
         self.bar.begin("scoring draws")
@@ -81,7 +81,7 @@ class Sites:
                 answers[answer.shard] = answer
 
         def ask(part: Part, rows: MappedRows | HeldRows | None) -> tuple:
-            return answer_shard, self.job, part, rows, draws
+            return answer_shard, self.job, part, rows, draws, exact
 
         mapped = all(isinstance(rows, MappedRows) for rows in self.rows.values())
         failed = {}

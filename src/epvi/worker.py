@@ -63,7 +63,7 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
         raise EpviError(str(error)) from None
 
 
-def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws) -> Scores | None:
+def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, exact: bool) -> Scores | None:
     """Answer for one shard; without rows only if this process has kept them, and otherwise None."""
     if isinstance(rows, MappedRows):
         memory = Memory(rows.folder / f"expansions-{part.shard}.npz")
@@ -78,7 +78,9 @@ def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws
     points = plan.inference.points_at_once
     try:
         programs = model_of(job.model).programs(columns)
-        asking = Asking(plan.rows_per_block, plan.provenance(), points_at_once=points, checked=True, memory=memory)
+        asking = Asking(
+            plan.rows_per_block, plan.provenance(), exact, points_at_once=points, checked=True, memory=memory
+        )
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
     except EpviError as error:
         raise EpviError(str(error)) from None

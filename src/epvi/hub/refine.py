@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior
 
 # A step that moves the posterior by less than this, in nats, is not worth a round: 0.03 sds of one parameter.
-_WORTH = 5e-4
+WORTH = 5e-4
 # No precision changes by more than this factor in one step, in any direction.
 _MOST = 1e4
 # Steps below this size are given up.
 _LEAST_RATE = 0.1
-# Modes lighter than this are dropped.
+# Modes that turn out lighter than this are dropped, as most stray ones are.
 _LIGHTEST = 1e-6
 
 
@@ -95,13 +95,15 @@ class Moments:
 class Step:
     """Where a refinement is: after how many rounds, with which step size, and what was before the last step.
 
-    `gained` are the nats that confirmed steps have gained. Without `before` no step is waiting to be confirmed.
+    `gained` are the nats that confirmed steps have gained. Without `before` no step is waiting to be confirmed; with
+    it, `mixture` and `certificate` are the posterior's as it was, to go back to.
     """
 
     rounds: int
     rate: float
     gained: float
     before: Moments | None = None
+    mixture: GaussianMixture | None = None
     certificate: Certificate | None = None
 
 
@@ -121,8 +123,8 @@ def settle(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing: 
     return confirmed(posterior, answered, certificate_of(posterior, answered, accept_missing))[0]
 
 
-def advance(posterior: "Posterior", answered: Answered, certificate: Certificate) -> "Posterior":
-    """The posterior of the next round, or the one to stay with."""
+def advance(posterior: "Posterior", answered: Answered, certificate: Certificate, worth: float = WORTH) -> "Posterior":
+    """The posterior of the next round, or the one to stay with when the step would not be worth it."""
     stays, moments = confirmed(posterior, answered, certificate)
     if moments is None:
         raise EpviError(
@@ -133,9 +135,13 @@ def advance(posterior: "Posterior", answered: Answered, certificate: Certificate
     if step.rate < _LEAST_RATE:
         return stays
     after = stepped(moments, step.rate)
-    if after is None or divergence(moments.gaussians, after) < _WORTH:
+    if after is None:
         return stays
-    waiting = Step(step.rounds + 1, step.rate, step.gained, moments, stays.certificate)
+    kept = np.asarray(after.log_weights) >= np.log(_LIGHTEST)
+    if divergence(_only(moments.gaussians, kept), _only(after, kept)) < worth:
+        return stays
+    after = _only(after, kept)
+    waiting = Step(step.rounds + 1, step.rate, step.gained, moments, stays.mixture, stays.certificate)
     return _with(stays, after, waiting, None)
 
 
@@ -147,12 +153,14 @@ def confirmed(
     step = posterior.step
     if step is None or step.before is None:
         return dataclasses.replace(posterior, certificate=certificate), moments
-    gain = _gain(step.before, moments, certificate, step.certificate)
+    settled = dataclasses.replace(step, before=None, mixture=None, certificate=None)
+    gain = _gain(step, moments, certificate)
     if gain > 0:
-        kept = dataclasses.replace(step, rate=1.0, gained=step.gained + gain, before=None, certificate=None)
-        return dataclasses.replace(posterior, certificate=certificate, step=kept), moments
-    undone = dataclasses.replace(step, rate=0.5 * step.rate, before=None, certificate=None)
-    return _with(posterior, step.before.gaussians, undone, step.certificate), step.before
+        kept = dataclasses.replace(settled, rate=1.0, gained=step.gained + gain)
+        return _with(posterior, posterior.mixture, kept, certificate), moments
+    undone = dataclasses.replace(settled, rate=0.5 * step.rate)
+    mixture = step.before.gaussians if step.mixture is None else step.mixture
+    return _with(posterior, mixture, undone, step.certificate), step.before
 
 
 def moments_of(posterior: "Posterior", answered: Answered) -> Moments | None:
@@ -163,11 +171,18 @@ def moments_of(posterior: "Posterior", answered: Answered) -> Moments | None:
     return Moments(answered.proposal.modes, base, answered.moments)
 
 
-def _gain(before: Moments, after: Moments | None, now: Certificate, then: Certificate | None) -> float:
-    """How many nats the step gained: by pairs of base draws, or else by the certificates' own draws."""
-    if after is not None:
-        return float(paired_difference(before, after).value)
-    return float(now.elbo.value) - (float(np.mean(before.bounds())) if then is None else float(then.elbo.value))
+def _gain(step: Step, after: Moments | None, now: Certificate) -> float:
+    """How many nats the step gained: by pairs of base draws, as far as the certificates' own draws allow it."""
+    assert step.before is not None
+    if step.certificate is None:
+        return float(paired_difference(step.before, after).value) if after is not None else 0.0
+    now_bound, then_bound = now.elbo, step.certificate.elbo
+    noise = 2 * float(np.hypot(now_bound.standard_error, then_bound.standard_error))
+    told = float(now_bound.value) - float(then_bound.value)
+    if after is None:
+        return told
+    # Steps may suit the base draws better than the posterior: other draws must not deny it.
+    return min(float(paired_difference(step.before, after).value), told + noise)
 
 
 def paired_difference(before: Moments, after: Moments) -> Estimate:
@@ -190,12 +205,13 @@ def stepped(moments: Moments, rate: float) -> GaussianMixture | None:
         means.append(moved[0])
         covariances.append(moved[1])
     log_weights = np.asarray(gaussians.log_weights) + rate * np.mean(moments.gains(), axis=1)
-    weights = softmax(log_weights)
-    kept = weights >= _LIGHTEST
-    kept[np.argmax(weights)] = True
-    return GaussianMixture.from_covariances(
-        np.stack(means)[kept], np.stack(covariances)[kept], weights[kept] / np.sum(weights[kept])
-    )
+    return GaussianMixture.from_covariances(np.stack(means), np.stack(covariances), softmax(log_weights))
+
+
+def _only(mixture: GaussianMixture, kept: np.ndarray) -> GaussianMixture:
+    """Some of the Gaussians, with weights that sum to 1."""
+    log_weights, means, roots = (np.asarray(x)[kept] for x in (mixture.log_weights, mixture.means, mixture.roots))
+    return GaussianMixture(log_weights - logsumexp(log_weights), means, roots, mixture.structure)
 
 
 def _one_step(mean: np.ndarray, root: np.ndarray, slope: np.ndarray, bend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -213,9 +229,7 @@ def _one_step(mean: np.ndarray, root: np.ndarray, slope: np.ndarray, bend: np.nd
 
 
 def divergence(a: GaussianMixture, b: GaussianMixture) -> float:
-    """KL(a‖b) in nats, Gaussian by Gaussian, with that of the weights; infinite when modes were dropped."""
-    if a.num_components != b.num_components:
-        return np.inf
+    """KL(a‖b) in nats, Gaussian by Gaussian, with that of the weights."""
     total = 0.0
     dense = isinstance(a.structure, Full)
     listed = zip(
