@@ -17,7 +17,6 @@ from epvi.record import Record, as_text
 from epvi.scores import Scores, unpack_scores
 from epvi.version import __version__
 
-
 Loaded = ShardFit | Posterior | Draws | Scores
 T = TypeVar("T")
 

@@ -58,13 +58,14 @@ def _in_detail(report: "Conflict") -> list[str]:
 
 
 def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":
-    from epvi.files import load
+    from epvi.files import load_only
+    from epvi.handover import ShardFit
     from epvi.hub import Posterior
     from epvi.hub import combine as combine_fits
 
-    found = [(path, load(path)) for path in files]
+    found = [(path, load_only(path, ShardFit, Posterior)) for path in files]
     posteriors = [(path, made) for path, made in found if isinstance(made, Posterior)]
-    fits = [made for _, made in found if not isinstance(made, Posterior)]
+    fits = [made for _, made in found if isinstance(made, ShardFit)]
     accept = said["accept_unconverged"]
     if not posteriors:
         return combine_fits(fits, options.make_product(said), accept_unconverged=accept, seed=said["seed"])

@@ -83,6 +83,11 @@ def about_fit(fit: "ShardFit") -> dict[str, Any]:
     return {**describe_fit(fit), "num_components": fit.mixture.num_components, "num_parameters": fit.space.dim}
 
 
+def trusted(posterior: "Posterior") -> str:
+    """How it went in words: the certificate, where there is one."""
+    return str(posterior.status if posterior.certificate is None else posterior.certificate)
+
+
 def about_posterior(posterior: "Posterior", summary: "Summary") -> dict[str, Any]:
     """A posterior in JSON: what it stands for and its summary."""
     return {
@@ -90,5 +95,6 @@ def about_posterior(posterior: "Posterior", summary: "Summary") -> dict[str, Any
         "num_rows": posterior.num_rows,
         "shards": [fit.label for fit in posterior.fits],
         "status": {"ok": posterior.status.ok, "text": posterior.status.text},
+        "certificate": None if posterior.certificate is None else posterior.certificate.to_json(),
         "parameters": {name: summary[name] for name in summary.names},
     }
