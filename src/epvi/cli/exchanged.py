@@ -1,4 +1,4 @@
-"""Everything that is in the files of the rounds after the first, in words: what a site is asked, and what it answers."""
+"""Everything that is in the files of later rounds, in words: what a site is asked, and what it answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ def of_draws(file: Path, draws: "Draws") -> str:
         *(("", f"{share.label}, number {share.shard}: {share.prior} of the prior") for share in draws.shares),
         ("draws", f"{len(draws.theta):,}, unconstrained; their mean ± sd, least and greatest:"),
         *_spread(draws.theta, draws),
-        *(("centre", f"{i + 1}: {said_numbers(centre)}") for i, centre in enumerate(draws.centres)),
+        *(("centre", f"{i + 1}: {said_numbers(tuple(centre))}") for i, centre in enumerate(draws.centres)),
         ("base draws", _told(draws.base.ravel()) if len(draws.base) else "none"),
         ("Gaussians", f"{draws.gaussians.num_components}"),
         *component_lines(draws.gaussians, draws.space),
@@ -72,7 +72,7 @@ def of_scores(file: Path, scores: "Scores") -> str:
         ("prior", "a density" if scores.proper else "not a density: there is no evidence"),
         ("scores", f"log p of the rows and the share of the prior at every draw: {_told(scores.values)}"),
         ("", "of every row" if scores.exact else f"with standard errors: {_told(scores.errors)}"),
-        ("last draw", said_numbers(scores.echo)),
+        ("last draw", said_numbers(tuple(scores.echo))),
     ]
     for i, (value, gradient, hessian) in enumerate(zip(*scores.centres, strict=True)):
         lines += [(f"at centre {i + 1}", f"log p {value:.10g}"), *_derivatives(gradient, hessian)]

@@ -112,7 +112,8 @@ def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, n
         log_evidence=None if record.any("log_evidence") is None else _estimate(_pair(record, "log_evidence")),
         conflict=conflict,
         theta=theta,
-        **{name: _weights(content, prefix + name, len(theta)) for name in ("weights", "own")},
+        weights=_weights(content, f"{prefix}weights", len(theta)),
+        own=_weights(content, f"{prefix}own", len(theta)),
     )
 
 
