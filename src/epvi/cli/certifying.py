@@ -142,8 +142,8 @@ def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **
 
     \b
     Examples:
-      epvi refine posterior.epvi   scores-*.epvi   -o posterior-2.epvi --draws draws-2.epvi
-      epvi refine posterior-2.epvi scores-2-*.epvi -o posterior-3.epvi --last
+      epvi refine posterior.epvi   scores-*.epvi -o posterior-2.epvi --draws draws-2.epvi
+      epvi refine posterior-2.epvi scores-*.epvi -o posterior-3.epvi --last    (what the sites said of draws-2.epvi)
     """
     if said["last"]:
         options.refuse_given(context, "draws", why="--last takes no step that would be asked about")
@@ -214,6 +214,6 @@ def _next_round(path: Path, target: Path, draws: "Draws", step: "Step") -> list[
         *found,
         f"Step {step.rounds} is taken, and not confirmed yet. Wrote {path} ({size_of(path)}), and its draws to {target}"
         f" ({size_of(target)}).",
-        f"{_at_every_site(target, draws)} -o scores-{step.rounds + 1}-{draws.shares[-1].shard}.epvi",
-        f"Then, here:    epvi refine {path} scores-{step.rounds + 1}-*.epvi -o {after}    (--last: no further step)",
+        _at_every_site(target, draws),
+        f"Then, here:    epvi refine {path} scores-*.epvi -o {after}    (--last: no further step)",
     ]

@@ -126,9 +126,12 @@ def made_of_lines(made: "Provenance") -> list[tuple[str, str]]:
     for name, levels in made.levels.items():
         lines.append((f"column {name}", f"has the levels {', '.join(levels)}"))
     lines.append(("rows", f"keyed hash {made.rows}" if made.rows else "no hash"))
-    settings = ", ".join(f"{name}={value}" for name, value in made.inference.items() if name != "name")
-    lines.append(("inference", f"{made.inference.get('name', 'unknown')}({settings})"))
-    return [*lines, ("seed", said_seed(made.key)), ("written by", f"epvi {made.version}")]
+    if made.inference:
+        settings = ", ".join(f"{name}={value}" for name, value in made.inference.items() if name != "name")
+        lines.append(("inference", f"{made.inference.get('name', 'unknown')}({settings})"))
+    if made.key:
+        lines.append(("seed", said_seed(made.key)))
+    return [*lines, ("written by", f"epvi {made.version}")]
 
 
 def _number(value: Any) -> str:

@@ -27,12 +27,12 @@ _MOST_PRINTED = 30
 
 def of_draws(file: Path, draws: "Draws") -> str:
     """What the centre asks."""
+    centres = "the centre" if len(draws.centres) == 1 else f"the {len(draws.centres)} centres"
     wanted = [
-        "log p of its rows and its share of the prior at every draw, and with first and second derivatives at the"
+        f"log p of its rows and its share of the prior at every draw; its derivatives, up to second, at {centres}"
     ]
-    wanted[0] += f" {counted(len(draws.centres), 'centre')}"
     if len(draws.base):
-        wanted.append(f"the same averaged over {len(draws.base):,} draws of every Gaussian (moments)")
+        wanted.append(f"log p at {len(draws.base):,} draws of every Gaussian, its derivatives on average (moments)")
     lines = [
         ("file", f"{file}, {size_of(file)}, draws to score"),
         ("study", draws.made_of.study or "none"),
