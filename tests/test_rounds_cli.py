@@ -9,9 +9,9 @@ import pytest
 from commands import call, call_json
 
 import epvi
+from epvi import references
 from epvi.envelope import seal
 from epvi.hub.refine import settle
-from epvi.references import model_named
 from epvi.scores import pack_scores
 
 SITES = (1, 2, 3)
@@ -61,7 +61,7 @@ def score(m, draws, *more, model="model.py:counts"):
 def compiled_once():
     """One model for all commands, where every command of its own process would compile it anew."""
     with pytest.MonkeyPatch.context() as patch:
-        known = {}
+        known, model_named = {}, references.model_named
 
         def remembered(name, fixed=None, folder=None):
             if name not in known:
@@ -110,7 +110,7 @@ def same_numbers(a, b, rtol=1e-9):
 
 
 def test_rounds_by_files_are_the_rounds_in_python(folder):
-    model = model_named("model.py:counts")
+    model = references.model_named("model.py:counts")
     rows = {m: epvi.Rows(f"s{m}.csv", x=["a", "b"], y="y") for m in SITES}
     posterior = epvi.combine([epvi.load(f"site-{m}.epvi") for m in SITES])
     draws = posterior.ask(256)

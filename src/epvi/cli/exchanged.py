@@ -1,6 +1,5 @@
 """Everything that is in the files of later rounds, in words: what a site is asked, and what it answers."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +130,8 @@ def _told(values: np.ndarray) -> str:
     return f"{len(values):,} numbers from {np.min(finite):.6g} to {np.max(finite):.6g}{more}"
 
 
-def _derivatives(gradient: Sequence[float], hessian: np.ndarray) -> list[tuple[str, str]]:
-    lines = [("", f"  gradient {said_numbers(gradient)}")]
+def _derivatives(gradient: np.ndarray, hessian: np.ndarray) -> list[tuple[str, str]]:
+    lines = [("", f"  gradient {said_numbers(tuple(gradient))}")]
     if hessian.ndim == 1:
         return [*lines, ("", f"  diagonal of the Hessian {said_numbers(tuple(hessian))}")]
     if len(hessian) > _MOST_PRINTED:
