@@ -160,6 +160,14 @@ def test_a_posterior_shows_its_certificate(folder):
     assert data["certificate"]["num_draws"] == 256
     assert call_json("summary", "posterior.epvi")["certificate"] is None
     assert "not confirmed yet" in call("show", "posterior-2.epvi").stdout
+    assert call_json("show", "posterior-2.epvi")["refinement"] == {"rounds": 1, "gained": 0.0, "confirmed": False}
+
+
+def test_a_posterior_that_is_only_looked_at_keeps_its_certificate(folder, tmp_path):
+    target = tmp_path / "posterior.epvi"
+    said = call_json("combine", "certified.epvi", "--check", "-o", target)
+    assert said["certificate"] == call_json("summary", "certified.epvi")["certificate"]
+    assert epvi.load(target).certificate.text == epvi.load("certified.epvi").certificate.text
 
 
 def test_show_says_all_that_is_asked_and_answered(folder):

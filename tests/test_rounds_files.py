@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -329,6 +330,17 @@ def test_what_is_of_another_kind_is_refused_by_what_it_is(tmp_path):
         lambda: load_only(fit, Scores), r"fit\.epvi holds a shard's fit: pass a file of a site's scores \(epvi score\)"
     )
     refused(lambda: load_only(scores, epvi.Draws), r"scores\.epvi holds a site's scores: pass a file of draws to score")
+
+
+def test_the_handover_page_names_every_entry_and_every_array(contents):
+    page = (Path(__file__).parents[1] / "docs" / "handover.md").read_text()
+    parts = {kind: content.record for kind, content in contents.items()}
+    parts |= {name: contents["posterior"].record[name] for name in ("certificate", "step")}
+    names = {name for part in [*parts.values(), parts["draws"]["asked"]] for name in part}
+    names |= {name for content in contents.values() for name in content.arrays if not name[0].isdigit()}
+    # Of the certificate before the last step the arrays have the same names as those of the posterior's own.
+    missing = [name for name in names if f"`{name}`" not in page and not name.startswith("before/certificate/")]
+    assert not missing
 
 
 def test_an_answer_of_other_derivatives_is_refused_at_the_centre():

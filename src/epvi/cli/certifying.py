@@ -178,12 +178,12 @@ def _rounds(step: "Step | None") -> int:
 
 def _check_pairs(posterior: "Posterior", scores: "list[Scores]") -> None:
     """Refuse answers that cannot be set beside those before the last step, draw by draw."""
-    from epvi.hub.asking import base_of
+    from epvi.hub.asking import base_of, digest_of
 
-    waiting = None if posterior.step is None else posterior.step.before
-    if waiting is None or not scores[0].asked.num_base:
+    waiting, asked = None if posterior.step is None else posterior.step.before, scores[0].asked
+    if waiting is None or not asked.num_base or asked.posterior != digest_of(posterior):
         return
-    base = base_of(scores[0].asked, posterior.space.dim)
+    base = base_of(asked, posterior.space.dim)
     if base.shape != waiting.base.shape or (abs(base - waiting.base) > 1e-6).any():
         raise EpviError(
             f"{scores[0].called} answers draws of another seed than those before the last step, with which they are"

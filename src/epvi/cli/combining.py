@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import Verb, about_posterior, busy, give, size_of
+from epvi.cli.output import Verb, about_posterior, busy, give, size_of, trusted
 from epvi.errors import EpviError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def combine(context: click.Context, files: tuple[Path, ...], **said: Any) -> Non
         report = posterior.conflict() if said["check"] else None
         summary = posterior.summary()
     data = about_posterior(posterior, summary)
-    words = [str(summary), f"\n{posterior.stands_for}. {posterior.status}"]
+    words = [str(summary), f"\n{posterior.stands_for}. {trusted(posterior)}"]
     if report is not None:
         data["conflict"] = report.to_json()
         words += [f"\n{report}", *_in_detail(report)]
@@ -77,4 +77,7 @@ def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, A
     if not fits and not said["check"]:
         raise EpviError(f"{posteriors[0][0]} is a posterior already: name the late shards' files beside it.")
     options.refuse_given(context, "product", "samples", "seed", why=f"{posteriors[0][0]} keeps what it was made with")
+    if not fits:
+        # As it is, with its certificate, which would not be that of a new product.
+        return posteriors[0][1]
     return posteriors[0][1].update(*fits, accept_unconverged=accept)
