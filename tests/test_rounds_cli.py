@@ -23,11 +23,6 @@ def counts(x, y=None):
     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
-
-def wider(x, y=None):
-    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([x.shape[1]]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
 """
 STUDY = """
 name = "counts"
@@ -53,8 +48,8 @@ def write_rows(path, seed, n=6):
     np.savetxt(path, table, "%.17g", ",", header="a,b,y", comments="")
 
 
-def score(m, draws, *more, model="model.py:counts"):
-    return call("score", model, draws, "--rows", f"s{m}.csv", *COLUMNS, "--shard", f"{m}/3", *more)
+def score(m, draws, *more):
+    return call("score", "model.py:counts", draws, "--rows", f"s{m}.csv", *COLUMNS, "--shard", f"{m}/3", *more)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -159,7 +154,9 @@ def test_a_posterior_shows_its_certificate(folder):
     assert data["certificate"]["verdict"] == found.certificate.verdict
     assert data["certificate"]["num_draws"] == 256
     assert call_json("summary", "posterior.epvi")["certificate"] is None
-    assert "not confirmed yet" in call("show", "posterior-2.epvi").stdout
+    for verb in ("show", "summary"):
+        assert "last step is not confirmed yet" in call(verb, "posterior-2.epvi").stdout
+        assert "not confirmed yet" not in call(verb, "posterior-3.epvi").stdout
     assert call_json("show", "posterior-2.epvi")["refinement"] == {"rounds": 1, "gained": 0.0, "confirmed": False}
 
 
@@ -240,7 +237,8 @@ def mistaken(made):
         dataclasses.replace(scores, moments=None).save("plain.epvi")
         dataclasses.replace(scores, made_of=dataclasses.replace(scores.made_of, rows="0" * 36)).save("others.epvi")
         dataclasses.replace(scores, echo=scores.echo + 1).save("echo.epvi")
-        score(3, "draws.epvi", "-o", "model.epvi", model="model.py:wider")
+        values = tuple(2 * value for value in scores.made_of.prior_values)
+        dataclasses.replace(scores, made_of=dataclasses.replace(scores.made_of, prior_values=values)).save("model.epvi")
         call("certify", "posterior-2.epvi", "--draws", "seed.epvi", "--seed", "9", "--num-draws", "64")
         second = epvi.load(made[3][0])
         for m in SITES:

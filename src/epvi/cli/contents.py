@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epvi.cli.output import size_of
+from epvi.cli.output import counted, size_of
 from epvi.packing import mixture_arrays
 from epvi.supports import describe
 from epvi.tables import lined_up
@@ -81,7 +81,9 @@ def _rounds(posterior: "Posterior") -> list[tuple[str, str]]:
         if found.doubt:
             lines.append(("", f"the scores are known to {found.doubt:.2g} nats"))
     if step is not None:
-        lines.append(("refinement", f"{step.rounds} steps, {step.gained:.4g} nats gained, step size {step.rate:g}"))
+        lines.append(
+            ("refinement", f"{counted(step.rounds, 'step')}, {step.gained:.4g} nats gained, step size {step.rate:g}")
+        )
         if step.before is not None:
             lines.append(("", "the last step is not confirmed yet, and what was before it is in it too"))
     if posterior.traffic:

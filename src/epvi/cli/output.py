@@ -91,8 +91,10 @@ def _about_step(step: "Step | None") -> dict[str, Any] | None:
 
 
 def trusted(posterior: "Posterior") -> str:
-    """How it went in words: the certificate, where there is one."""
-    return str(posterior.status if posterior.certificate is None else posterior.certificate)
+    """How it went in words: the certificate, where there is one, and whether a step waits to be confirmed."""
+    said = str(posterior.status if posterior.certificate is None else posterior.certificate)
+    waiting = posterior.step is not None and posterior.step.before is not None
+    return f"{said} Its last step is not confirmed yet (epvi refine)." if waiting else said
 
 
 def about_posterior(posterior: "Posterior", summary: "Summary") -> dict[str, Any]:
