@@ -4,7 +4,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 READY := .venv/ready-$(VERSION)
 RUN := .venv/bin
 
-.PHONY: demo test test-all check format bench bench-tall clean
+.PHONY: demo test test-all check format bench bench-tall bench-accuracy clean
 
 demo: $(READY)
 	$(RUN)/python examples/demo.py
@@ -37,6 +37,10 @@ bench: $(READY)
 bench-tall: $(READY)
 	$(RUN)/pip install --quiet --editable '.[bench]'
 	$(RUN)/python benchmarks/tall.py
+
+# Beside posteriors that are known; the data are not part of the project (EPVI_DATA names their folder).
+bench-accuracy: $(READY)
+	$(RUN)/python benchmarks/accuracy.py --output accuracy.csv
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epvi needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another with PYTHON=python3.12")'

@@ -179,6 +179,7 @@ def test_show_says_all_that_is_asked_and_answered(folder):
         f"gradient {', '.join(f'{x:.6g}' for x in part.gradient[0])}" for part in (scores.centres, scores.moments)
     ]
     expected += [f"{part.hessian[0, 1, 0]:.6g}" for part in (scores.centres, scores.moments)]
+    expected += [f"gradient {', '.join(f'{x:.6g}' for x in scores.rows.gradient)}", f"{scores.rows.products[1, 0]:.6g}"]
     expected += [f"That is all: {scores.num_numbers} numbers", "sum over the site's rows"]
     assert not [text for text in expected if text not in said]
     data = call_json("show", "scores-2-of-3.epvi")

@@ -22,7 +22,7 @@ from epvi.hub.certify import Certificate
 from epvi.hub.refine import Moments, Step
 from epvi.hub.stored import pack_posterior
 from epvi.mixture import Estimate
-from epvi.scores import Derivatives, Expected, Scores, pack_scores
+from epvi.scores import Derivatives, Expected, Scores, Variation, pack_scores
 
 NUM_DRAWS, NUM_SHARDS = 64, 3
 
@@ -100,6 +100,7 @@ def some_scores(moments=True, exact=False, dense=True, d=3):
         errors=np.zeros(NUM_DRAWS) if exact else rng.gamma(1.0, size=NUM_DRAWS),
         echo=rng.normal(size=d),
         centres=Derivatives(rng.normal(size=2), rng.normal(size=(2, d)), bends[0]),
+        rows=Variation(rng.normal(size=d), np.abs(bends[0][0])),
         moments=Expected(rng.normal(size=(2, 4)), rng.normal(size=(2, d)), bends[1]) if moments else None,
         exact=exact,
         proper=True,
@@ -260,6 +261,9 @@ WRONG_SCORES = {
     "no dimensions": (array("echo", np.zeros(0)), "echo has no dimensions"),
     "a centre too few": (array("centres/value", np.zeros(1)), "not those at the same centres"),
     "half a Hessian": (array("centres/hessian", np.zeros((2, 5))), "neither matrices nor diagonals in 3"),
+    "no variation of rows": (lacking("rows/products"), "it has no array rows/products"),
+    "rows that vary less than nothing": (array("rows/products", -np.ones(6)), "rows/products are not those"),
+    "rows of other dimensions": (array("rows/gradient", np.zeros(2)), "rows/gradient does not have the shape"),
     "a Gaussian too few": (array("moments/gradient", np.zeros((1, 3))), "not those of the same Gaussians"),
     "other base draws": (entry("asked", "num_base", value=6), "moments/values does not have the shape"),
     "no base draws": (entry("asked", "num_base", value=0), "moments without base draws"),
@@ -361,7 +365,10 @@ def test_an_answer_of_other_derivatives_is_refused_at_the_centre():
         values=np.zeros(NUM_DRAWS),
         echo=draws.theta[-1],
         centres=Derivatives(np.zeros(1), np.zeros((1, d)), -np.eye(d)[None]),
+        rows=Variation(np.zeros(d), np.eye(d)),
     )
     assert epvi.certify(posterior, [scores]).num_draws == NUM_DRAWS
     diagonal = dataclasses.replace(scores, centres=Derivatives(np.zeros(1), np.zeros((1, d)), -np.ones((1, d))))
+    refused(lambda: epvi.certify(posterior, [diagonal]), "has not answered with whole Hessians, as asked")
+    diagonal = dataclasses.replace(scores, rows=Variation(np.zeros(d), np.ones(d)))
     refused(lambda: epvi.certify(posterior, [diagonal]), "has not answered with whole Hessians, as asked")

@@ -63,7 +63,8 @@ def run_rounds(posterior: Posterior, ask: Callable[[Draws], list[Scores]], round
         posterior, answered, certificate = _asked(posterior, ask, True, seed)
         if not left:
             posterior = confirmed(posterior, answered, certificate)[0]
-    return _better(posterior, first)
+    best = _better(posterior, first)
+    return best if rounds.certify else dataclasses.replace(best, certificate=None)
 
 
 def _asked(

@@ -30,6 +30,16 @@ class Derivatives(NamedTuple):
     hessian: Float[np.ndarray, "P ..."]
 
 
+class Variation(NamedTuple):
+    """At the first centre: the sum over rows of their log likelihoods' gradients, and of the products of these.
+
+    The products are a matrix, or its diagonal where Hessians are.
+    """
+
+    gradient: Float[np.ndarray, " d"]
+    products: Float[np.ndarray, "d ..."]
+
+
 class Expected(NamedTuple):
     """For each of C Gaussians: log p_m at every base draw, and the averages of its gradient and Hessian over them."""
 
@@ -57,6 +67,7 @@ class Scores:
     errors: Float[np.ndarray, " S"]
     echo: Float[np.ndarray, " d"]
     centres: Derivatives
+    rows: Variation
     moments: Expected | None
     exact: bool
     proper: bool
@@ -105,6 +116,7 @@ def _arrays(scores: Scores) -> dict[str, np.ndarray]:
     arrays = {"values": scores.values, "echo": scores.echo}
     # Zeros need not travel.
     arrays |= {} if scores.exact else {"errors": scores.errors}
+    arrays |= {"rows/gradient": scores.rows.gradient, "rows/products": _packed(scores.rows.products[None])[0]}
     arrays |= {f"centres/{name}": _packed(array) for name, array in scores.centres._asdict().items()}
     if scores.moments is not None:
         arrays |= {f"moments/{name}": _packed(array) for name, array in scores.moments._asdict().items()}
@@ -141,6 +153,7 @@ def unpack_scores(content: Envelope) -> Scores:
         errors=errors,
         echo=echo,
         centres=_read_centres(content, len(echo)),
+        rows=_read_rows(content, len(echo)),
         moments=_read_moments(content, asked.num_base, len(echo)) if content.kind == "moments" else None,
         exact=exact,
         proper=record.truth("proper"),
@@ -165,6 +178,13 @@ def _read_centres(content: Envelope, d: int) -> Derivatives:
     if not len(value) == len(gradient) == len(hessian):
         raise Malformed("its derivatives are not those at the same centres")
     return Derivatives(value, gradient, _unpacked(hessian, d))
+
+
+def _read_rows(content: Envelope, d: int) -> Variation:
+    products = _unpacked(read_array(content, "rows/products", (None,))[None], d)[0]
+    if np.any((np.diagonal(products) if products.ndim == 2 else products) < 0):
+        raise Malformed("its rows/products are not those of a number with itself")
+    return Variation(read_array(content, "rows/gradient", (d,)), products)
 
 
 def _read_moments(content: Envelope, num_base: int, d: int) -> Expected:

@@ -78,7 +78,7 @@ def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws
     points = plan.inference.points_at_once
     try:
         programs = model_of(job.model).programs(columns)
-        asking = Asking(plan.rows_per_block, plan.provenance(), points_at_once=points, memory=memory)
+        asking = Asking(plan.rows_per_block, plan.provenance(), points_at_once=points, checked=True, memory=memory)
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
     except EpviError as error:
         raise EpviError(str(error)) from None

@@ -75,6 +75,8 @@ def of_scores(file: Path, scores: "Scores") -> str:
     ]
     for i, (value, gradient, hessian) in enumerate(zip(*scores.centres, strict=True)):
         lines += [(f"at centre {i + 1}", f"log p {value:.10g}"), *_derivatives(gradient, hessian)]
+    lines += [("rows", "sums over the rows, at the first centre, of their log likelihoods' gradients:")]
+    lines += _derivatives(scores.rows.gradient, scores.rows.products, "products of two gradients")
     if scores.moments is not None:
         for i, (values, gradient, hessian) in enumerate(zip(*scores.moments, strict=True)):
             lines += [(f"Gaussian {i + 1}", f"log p at its draws: {_told(values)}; on average:")]
@@ -130,12 +132,12 @@ def _told(values: np.ndarray) -> str:
     return f"{len(values):,} numbers from {np.min(finite):.6g} to {np.max(finite):.6g}{more}"
 
 
-def _derivatives(gradient: np.ndarray, hessian: np.ndarray) -> list[tuple[str, str]]:
+def _derivatives(gradient: np.ndarray, hessian: np.ndarray, called: str = "Hessian") -> list[tuple[str, str]]:
     lines = [("", f"  gradient {said_numbers(tuple(gradient))}")]
     if hessian.ndim == 1:
-        return [*lines, ("", f"  diagonal of the Hessian {said_numbers(tuple(hessian))}")]
+        return [*lines, ("", f"  {called}, diagonal: {said_numbers(tuple(hessian))}")]
     if len(hessian) > _MOST_PRINTED:
         d = len(hessian)
-        return [*lines, ("", f"  and the {d * (d + 1) // 2:,} numbers of the Hessian (epvi show --json prints them)")]
-    lines += [("", f"  Hessian, row {i + 1}: {said_numbers(tuple(row[: i + 1]))}") for i, row in enumerate(hessian)]
+        return [*lines, ("", f"  and the {d * (d + 1) // 2:,} numbers of the {called} (epvi show --json prints them)")]
+    lines += [("", f"  {called}, row {i + 1}: {said_numbers(tuple(row[: i + 1]))}") for i, row in enumerate(hessian)]
     return lines

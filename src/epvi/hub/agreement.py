@@ -1,65 +1,68 @@
-"""Whether the shards agree at the posterior's mode: Rao's score test, shard by shard.
+"""Whether the shards agree at the posterior's mode: a score test, shard by shard, with the rows' own variation.
 
-Takes every shard's gradient g_m and curvature I_m = −∇² log p_m at one point. Where the shards are of one model, g_m is
-about normal with covariance I_m − I_m I⁻¹ I_m (I = Σ I_m; all shards together have chosen the mode), also where a shard
-alone tells too little for a fit of its own to be compared.
+Takes of every shard the sum g_m of its n_m rows' gradients at one point and the sum J_m of their products. Where shards
+are of one model g_m is (n_m/n) Σ g up to noise, whether or not the model is right, and also where a shard alone tells
+too little to be fitted. How large the noise is, all rows tell together (as for rows dealt out at random), and the
+shard's own (for sites whose columns vary more); a shard is flagged when it is too far by both.
 """
 
 import dataclasses
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import chdtrc
+from scipy.special import chdtrc, fdtrc
 
 # A run of shards of one model is flagged this rarely.
 _FALSE_ALARMS = 0.005
-# Directions that a shard tells less than this share of, or all of, are no evidence.
-_LEAST = 1e-3
+# Directions in which a shard's rows vary less than this, beside all rows, are no evidence.
+_LEAST = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """p-values by shard, corrected for their number, and which shards are too far from the others."""
+    """p-values by shard, corrected for their number, and which shards are too far from the others, worst first."""
 
     p: tuple[float, ...]
     flagged: list[int]
 
 
-def agreement(gradients: Float[np.ndarray, "M d"], hessians: Float[np.ndarray, "M ..."]) -> Agreement:
-    """Test every shard against all together."""
-    if len(gradients) < 2:
-        return Agreement((1.0,) * len(gradients), [])
-    if hessians.ndim == 2:
-        statistics = [_diagonal_test(gradients, hessians, m) for m in range(len(gradients))]
-    else:
-        total = -np.sum(hessians, axis=0)
-        values, vectors = np.linalg.eigh(total)
-        root = vectors / np.sqrt(np.maximum(values, 1e-12 * np.max(np.abs(values))))
-        left = root.T @ np.sum(gradients, axis=0)
-        statistics = [
-            _test(root.T @ gradient, root.T @ -hessian @ root, left)
-            for gradient, hessian in zip(gradients, hessians, strict=True)
-        ]
-    p = tuple(min(1.0, len(gradients) * float(chdtrc(dof, x))) if dof else 1.0 for x, dof in statistics)
+def agreement(
+    gradients: Float[np.ndarray, "M d"], products: Float[np.ndarray, "M d ..."], num_rows: Float[np.ndarray, " M"]
+) -> Agreement:
+    """Test every shard against all together; by single coordinates where only the diagonals of J_m are known."""
+    if products.ndim == 2:
+        tests = [agreement(gradients[:, [i]], products[:, [i], None], num_rows) for i in range(gradients.shape[1])]
+        p = np.minimum(len(tests) * np.min([test.p for test in tests], axis=0), 1.0)
+        return _flagged(tuple(p.tolist()))
+    count, total = len(gradients), np.sum(num_rows)
+    mean = np.sum(gradients, axis=0) / total
+    pooled = np.sum(products, axis=0) / total - np.outer(mean, mean)
+    values, vectors = np.linalg.eigh(pooled)
+    told = values > 1e-12 * np.max(values, initial=0.0)
+    if count < 2 or not np.any(told):
+        return Agreement((1.0,) * count, [])
+    # In units of all rows' noise.
+    root = vectors[:, told] / np.sqrt(values[told])
+    p = []
+    for gradient, product, n in zip(gradients, products, num_rows, strict=True):
+        # All shards together have chosen the mode, this one with its share.
+        away, spread = root.T @ (gradient - n * mean), n * (1 - n / total)
+        by_all = float(chdtrc(len(away), float(away @ away) / spread)) if spread > 0 else 1.0
+        p.append(min(1.0, count * max(by_all, _by_its_own(away, root.T @ product @ root, float(n), n / total))))
+    return _flagged(tuple(p))
+
+
+def _flagged(p: tuple[float, ...]) -> Agreement:
     worst = sorted((value, m) for m, value in enumerate(p) if value < _FALSE_ALARMS)
     return Agreement(p, [m for _, m in worst])
 
 
-def _test(gradient: np.ndarray, information: np.ndarray, left: np.ndarray) -> tuple[float, int]:
-    """The statistic and its degrees of freedom, in coordinates in which I is the identity."""
-    shares, vectors = np.linalg.eigh(0.5 * (information + information.T))
-    # Newton's step to the mode takes from each shard its share of what is left of the gradient.
-    along = vectors.T @ gradient - shares * (vectors.T @ left)
-    told = (shares > _LEAST) & (shares < 1 - _LEAST)
-    spread = shares[told] * (1 - shares[told])
-    return float(np.sum(along[told] ** 2 / spread)), int(np.count_nonzero(told))
-
-
-def _diagonal_test(gradients: np.ndarray, hessians: np.ndarray, m: int) -> tuple[float, int]:
-    total = np.maximum(-np.sum(hessians, axis=0), 1e-290)
-    root = 1 / np.sqrt(total)
-    shares = -hessians[m] / total
-    along = root * gradients[m] - shares * root * np.sum(gradients, axis=0)
-    told = (shares > _LEAST) & (shares < 1 - _LEAST)
-    spread = shares[told] * (1 - shares[told])
-    return float(np.sum(along[told] ** 2 / spread)), int(np.count_nonzero(told))
+def _by_its_own(away: np.ndarray, product: np.ndarray, num_rows: float, share: float) -> float:
+    """The p-value of Hotelling's T² with the shard's own rows; 1 where they are too few for one."""
+    shares, vectors = np.linalg.eigh(0.5 * (product + product.T) - np.outer(away, away) / num_rows)
+    used = shares > _LEAST * num_rows
+    dof = int(np.count_nonzero(used))
+    if dof == 0 or num_rows <= dof + 1:
+        return 1.0
+    statistic = float(np.sum((vectors.T @ away)[used] ** 2 / shares[used])) / max(1 - share, 1e-9)
+    return float(fdtrc(dof, num_rows - dof, statistic * (num_rows - dof) / dof))

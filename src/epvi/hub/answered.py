@@ -150,8 +150,10 @@ def _check_one(fit: "ShardFit", one: Scores, proposal: Proposal) -> None:
     if one.moments is not None and one.moments.gradient.shape != np.asarray(modes.means).shape:
         raise EpviError(f"{one.called} has moments of other Gaussians than these: have it score the draws again.")
     dense = isinstance(modes.structure, Full)
-    for part in (one.centres, one.moments):
-        if part is not None and (part.hessian.ndim == 3) != dense:
+    matrices = [one.rows.products.ndim == 2]
+    matrices += [part.hessian.ndim == 3 for part in (one.centres, one.moments) if part is not None]
+    for whole in matrices:
+        if whole != dense:
             asked = "whole Hessians" if dense else "diagonals of Hessians"
             raise EpviError(f"{one.called} has not answered with {asked}, as asked: have it score the draws again.")
     if np.any(np.abs(one.echo - theta[-1]) > _SAME * (1 + np.abs(theta[-1]))):

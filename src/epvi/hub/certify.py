@@ -116,8 +116,8 @@ def certificate_of(posterior: "Posterior", answered: Answered, accept_missing: b
     if not np.any(np.isfinite(answered.log_p)):
         raise EpviError("no draw of the posterior is possible for all shards: look at posterior.conflict().")
     weights = weigh(answered.proposal, answered.log_p, posterior.mixture)
-    gradients, hessians = (np.stack([one.centres[i][0] for one in answered.scores]) for i in (1, 2))
-    agreed = agreement(gradients, hessians)
+    gradients, products = (np.stack([one.rows[i] for one in answered.scores]) for i in (0, 1))
+    agreed = agreement(gradients, products, np.array([one.num_rows for one in answered.scores], np.float64))
     verdict = judge(posterior, answered, weights, agreed, accept_missing)
     return Certificate(
         verdict=verdict.word,

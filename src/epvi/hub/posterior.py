@@ -20,7 +20,7 @@ from epvi.hub.belonging import missing_shards, numbered
 from epvi.hub.conflict import Conflict, conflict_between
 from epvi.hub.product import ProductMixture
 from epvi.hub.product.result import Product
-from epvi.hub.summary import Summary, summarise
+from epvi.hub.summary import Derive, Summary, summarise
 from epvi.mixture import GaussianMixture
 from epvi.packing import mixture_arrays
 from epvi.seeds import Seed, as_key
@@ -179,13 +179,21 @@ class Posterior:
         return np.asarray(self.mixture.log_density(theta))
 
     def summary(
-        self, quantiles: Sequence[float] = (0.05, 0.5, 0.95), *, num_samples: int = _SUMMARY_DRAWS, seed: Seed = 0
+        self,
+        quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+        *,
+        of: Derive | None = None,
+        num_samples: int = _SUMMARY_DRAWS,
+        seed: Seed = 0,
     ) -> Summary:
-        """Mean, sd and quantiles of every parameter, corrected by the certificate's weights where there is one."""
+        """Mean, sd and quantiles of every parameter, corrected by the certificate's weights where there is one.
+
+        `of` makes other quantities of draws, as in `of=lambda draws: {"odds ratio": np.exp(draws["w"])}`.
+        """
         at_least("num_samples", num_samples, 2)
         if not all(0 < q < 1 for q in quantiles):
             raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
-        return summarise(self, quantiles, num_samples, seed)
+        return summarise(self, quantiles, num_samples, seed, of)
 
     def draws_frame(self, num_samples: int = 1000, *, seed: Seed = 0) -> "pyarrow.Table":
         """The draws of `sample` as an Arrow table with a column per number, named as in the summary (`w[0]`).

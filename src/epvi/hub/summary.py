@@ -6,8 +6,8 @@ this one weighted sample, whose noise is that of the correction and not of the w
 """
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -20,6 +20,9 @@ from epvi.tables import lined_up
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior
+
+# Draws by name, (n, ...) each, to other numbers of every draw.
+Derive = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,7 +55,9 @@ class Summary:
         return {"mean": float(self.mean[i]), "sd": float(self.sd[i]), **quantiles}
 
 
-def summarise(posterior: "Posterior", quantiles: Sequence[float], num_samples: int, seed: Seed) -> Summary:
+def summarise(
+    posterior: "Posterior", quantiles: Sequence[float], num_samples: int, seed: Seed, of: Derive | None
+) -> Summary:
     """The table; moments of unconstrained parameters are those of the mixture, and not of draws, before correction."""
     mixture, space = posterior.mixture, posterior.space
     key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
@@ -62,13 +67,14 @@ def summarise(posterior: "Posterior", quantiles: Sequence[float], num_samples: i
     if found is not None and found.corrects:
         theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, found.weights - found.own])
     values = space.constrain(theta)
+    exact = {p.name: space.slices[p.name] for p in space.parameters if p.is_real and of is None}
     mean, sd = np.asarray(mixture.mean()), np.asarray(mixture.sd())
     names, means, sds, at = [], [], [], []
-    for parameter in space.parameters:
-        of_one = values[parameter.name].reshape(len(theta), -1)
-        names += [label for _, label in parameter.elements()]
-        part = space.slices[parameter.name]
-        known = (mean[part], sd[part]) if parameter.is_real else _moments(of_one[:num_samples], weights[:num_samples])
+    for name, value in (values if of is None else derived(of, values, len(theta))).items():
+        of_one = value.reshape(len(theta), -1)
+        names += [f"{name}[{','.join(map(str, i))}]" if i else name for i in np.ndindex(value.shape[1:])]
+        part = exact.get(name)
+        known = _moments(of_one[:num_samples], weights[:num_samples]) if part is None else (mean[part], sd[part])
         moved = _corrected(of_one[num_samples:], weights[num_samples:], *known)
         means.append(moved[0])
         sds.append(moved[1])
@@ -80,6 +86,21 @@ def summarise(posterior: "Posterior", quantiles: Sequence[float], num_samples: i
         tuple(quantiles),
         np.concatenate(at).reshape(-1, len(quantiles)),
     )
+
+
+def derived(of: Derive, values: dict[str, np.ndarray], num_draws: int) -> dict[str, np.ndarray]:
+    """What a user's function makes of the draws, one value for each."""
+    made = of(values)
+    if not isinstance(made, Mapping):
+        raise EpviError(f"of gives a {type(made).__name__}: it must give a dict of arrays with one entry per draw.")
+    arrays = {str(name): np.asarray(value, np.float64) for name, value in made.items()}
+    for name, array in arrays.items():
+        if array.shape[:1] != (num_draws,) or not np.all(np.isfinite(array)):
+            raise EpviError(
+                f"of gives {name!r} with shape {array.shape}: it must give finite numbers, one entry for each of"
+                f" {num_draws:,} draws."
+            )
+    return arrays
 
 
 def _moments(values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from epvi.draws import Draws, Share
 from epvi.errors import EpviError
 from epvi.handover import Provenance
-from epvi.scores import Derivatives, Expected, Scores
+from epvi.scores import Derivatives, Expected, Scores, Variation
 from epvi.site.density import Curve, Subposterior, block_size
 from epvi.site.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.fingerprint import hash_rows
@@ -47,6 +47,7 @@ class Answers(NamedTuple):
     values: Float[np.ndarray, " S"]
     errors: Float[np.ndarray, " S"]
     centres: Derivatives
+    rows: Variation
     moments: Expected | None
     exact: bool
 
@@ -83,13 +84,14 @@ def score(
 class Asking:
     """How a shard is asked: blocks of so many rows, what its rows are made of, whether all rows are to be scored.
 
-    `points_at_once` is at how many points derivatives are taken in one pass.
+    `points_at_once` is at how many points derivatives are taken in one pass; `checked` rows have been fitted before.
     """
 
     rows_per_block: int
     made_of: Provenance
     exact: bool = False
     points_at_once: int = _POINTS_AT_ONCE
+    checked: bool = False
     memory: Memory = dataclasses.field(default_factory=Memory)
 
 
@@ -97,7 +99,8 @@ def answer_columns(programs: Programs, columns: Columns, draws: Draws, share: Sh
     """Answer for checked columns with compiled programs."""
     start = time.perf_counter()
     subposterior = Subposterior.of(programs, columns, share.prior, asking.rows_per_block)
-    subposterior.refuse_outside()
+    if not asking.checked:
+        subposterior.refuse_outside()
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         made = answer(subposterior, draws, share.shard, asking)
     return Scores(
@@ -132,7 +135,8 @@ def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> An
             np.stack([np.mean(one.gradient, axis=0) for one in found]),
             np.stack([np.mean(np.asarray(one.hessian), axis=0) for one in found]),
         )
-    return _checked(Answers(values, np.zeros(len(values)), _derivatives(centres), moments, True))
+    rows = _variation(subposterior, draws.centres[0], centres.gradient[0], subposterior, draws.dense)
+    return _checked(Answers(values, np.zeros(len(values)), _derivatives(centres), rows, moments, True))
 
 
 def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
@@ -152,8 +156,18 @@ def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking:
                 *map(np.stack, zip(*(_moved(*one) for one in zip(near, draws.centres, strict=True)), strict=True))
             )
             moments = _expected(near, draws, asking) if len(draws.base) else None
-            return _checked(Answers(_finite(values), errors, centres, moments, False))
+            rows = _variation(subposterior, draws.centres[0], centres.gradient[0], near[0].rows, draws.dense)
+            return _checked(Answers(_finite(values), errors, centres, rows, moments, False))
     return None
+
+
+def _variation(
+    subposterior: Subposterior, point: np.ndarray, gradient: np.ndarray, rows: Subposterior, dense: bool
+) -> Variation:
+    """How the rows vary at a point: the share of the prior is taken from the gradient; some rows may stand for all."""
+    share = Subposterior(subposterior.programs, {}, subposterior.share)
+    products = rows.spread(point)
+    return Variation(gradient - share.gradient(point[None]).gradient[0], products if dense else np.diagonal(products))
 
 
 def _expansion(
@@ -229,7 +243,7 @@ def _checked(made: Answers) -> Answers:
     """
     finite = np.isfinite(made.centres.value) & np.all(np.isfinite(made.centres.gradient), axis=1)
     finite &= np.all(np.isfinite(made.centres.hessian.reshape(len(finite), -1)), axis=1)
-    if not finite[0]:
+    if not finite[0] or not all(np.all(np.isfinite(array)) for array in made.rows):
         raise EpviError(
             "the log density has no finite derivatives where the posterior is: guard square roots, logarithms and"
             " divisions in the model (jnp.where on their arguments, not on their results)."

@@ -211,6 +211,15 @@ class Subposterior:
         """Value, gradient and the Hessian's diagonal."""
         return Curve(*map(np.asarray, self._sweep(self.programs.diagonal, theta)))
 
+    def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "d d"]:
+        """Σ over rows of the products of their log likelihoods' gradients."""
+        with jax.enable_x64(True), promotion_allowed():
+            theta = jnp.asarray(point, jnp.float64)
+            total = jnp.zeros((self.dim, self.dim))
+            for block, weights in self._blocks():
+                total = total + self.programs.outer()(theta, block, weights)
+            return np.asarray(total)
+
     def _sweep(self, program: Callable[[Any], Pass], theta: np.ndarray) -> Any:
         """One pass over all blocks."""
         start = time.perf_counter()

@@ -39,7 +39,7 @@ class Taylor(NamedTuple):
     def at(self, delta: np.ndarray) -> np.ndarray:
         """The second-order expansion, this far from the point."""
         bent = delta @ self.hessian if self.hessian.ndim == 2 else delta * self.hessian
-        return self.value + delta @ self.gradient + 0.5 * np.sum(delta * bent, axis=-1)
+        return np.asarray(self.value + delta @ self.gradient + 0.5 * np.sum(delta * bent, axis=-1))
 
 
 class Near(NamedTuple):
@@ -92,7 +92,9 @@ class Around:
 
 
 def in_batches(theta: np.ndarray, batch: int) -> list[np.ndarray]:
-    """Points in batches of one size, the last filled up with the last point."""
+    """Points in batches of one size, the last filled up with the last point; one batch of fewer is as it is."""
+    if len(theta) <= batch:
+        return [theta]
     filled = np.concatenate([theta, np.repeat(theta[-1:], -len(theta) % batch, axis=0)])
     return np.split(filled, len(filled) // batch)
 

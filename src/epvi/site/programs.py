@@ -67,6 +67,16 @@ class Programs:
         """Per point and row of a block: the log likelihood, (P, n)."""
         return self._once("rows", jax.vmap(self.target.log_likelihood, (0, None)))
 
+    def outer(self) -> Callable:
+        """At one point: Σ over a block's rows of the products of their gradients, (d, d)."""
+        return self._once("outer", self._outer)
+
+    def _outer(self, point: Any, block: Any, weights: Any) -> Any:
+        dtype = rows_dtype(kind_of(block))
+        rows = jax.jacfwd(lambda theta: self.target.log_likelihood(theta.astype(dtype), block))(point)
+        rows = jnp.where(weights[:, None] > 0, rows, 0.0).astype(jnp.float64)
+        return (weights[:, None] * rows).T @ rows
+
     def at_one_point(self) -> Callable:
         """At one point: log prior, its slope along the point, and the log likelihood of every row of a block."""
         return self._once("at one point", self._at_one_point)
