@@ -148,7 +148,10 @@ REFUSED = {
     "nothing to show": (("show", "nosuch.epvi"), "nosuch.epvi cannot be read: No such file"),
     "statistics to summarise": (("summary", "s1.stats.epvi"), "holds statistics of columns"),
     "no quantile": (("summary", "posterior.epvi", "--quantiles", "0.5,1.5"), "1.5"),
-    "a fit to pool": (("pool", "s1.stats.epvi", "s1.epvi"), "s1.epvi does not hold statistics of columns"),
+    "a fit to pool": (
+        ("pool", "s1.stats.epvi", "s1.epvi"),
+        "s1.epvi holds a shard's fit: pass a file of statistics of columns",
+    ),
     "statistics twice": (
         ("pool", "s1.stats.epvi", "s1.stats.epvi"),
         "hold the same statistics, which would count twice",
@@ -160,7 +163,7 @@ REFUSED = {
     "statistics of text": (("stats", "--rows", "text.csv", "--x", "b", "-o", "new.epvi"), "column 'b' .*holds text"),
     "a fit to predict with": (
         ("predict", "model.py:linear", "s1.epvi", "--rows", "s1.csv", *COLUMNS),
-        "s1.epvi is a shard's fit: pass a posterior",
+        "s1.epvi holds a shard's fit: pass a file of a posterior",
     ),
     "another ending to write": (
         ("predict", "model.py:linear", "posterior.epvi", "--rows", "s1.csv", *COLUMNS, "-o", "new.txt"),
@@ -396,7 +399,7 @@ def completions(*words):
 
 
 def test_the_tab_key_completes_verbs_options_and_models():
-    assert completions("epvi", "s") == ["plain,shard", "plain,show", "plain,summary", "plain,stats"]
+    assert completions("epvi", "s") == ["plain,shard", "plain,show", "plain,score", "plain,summary", "plain,stats"]
     # Files come first: in bash, what comes before them is forgotten.
     assert completions("epvi", "fit", "lo") == ["file,lo", "plain,logistic"]
     assert completions("epvi", "shard", "logistic", "--li") == ["plain,--limits"]

@@ -73,6 +73,11 @@ class Draws:
         """Whether whole matrices of second derivatives are wanted, or their diagonals."""
         return isinstance(self.gaussians.structure, Full)
 
+    @property
+    def called(self) -> str:
+        """What to call them in a message."""
+        return f"the draws in {envelope.shown(self.file)}" if self.file else "the draws"
+
     def points(self) -> Float[np.ndarray, "C R d"]:
         """The draws of every Gaussian at which its moments are averaged."""
         return mapped(self.gaussians, self.base)
@@ -83,7 +88,8 @@ class Draws:
             if share.shard == shard:
                 return share
         there = ", ".join(str(share.shard) for share in self.shares[:10])
-        raise EpviError(f"the draws do not ask shard {shard}: they ask {there} of {self.shares[0].num_shards}.")
+        of = self.shares[0].num_shards
+        raise EpviError(f"{self.called} do not ask shard {shard}: they ask {there} of {of}, so name one of these.")
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, whole or not at all."""
@@ -121,8 +127,8 @@ def unpack_draws(content: Envelope) -> Draws:
     theta = read_points(content, "theta", asked.num_draws, space.dim)
     base = read_points(content, "base", asked.num_base, space.dim)
     centres = read_points(content, "centres", None, space.dim)
-    if len(centres) > MOST_CENTRES:
-        raise Malformed(f"its centres are more than {MOST_CENTRES}")
+    if not 1 <= len(centres) <= MOST_CENTRES or gaussians.num_components > MOST_CENTRES:
+        raise Malformed(f"its centres and its Gaussians are not from 1 to {MOST_CENTRES} each")
     shares = record.list("shares", _read_share, MOST_SHARDS)
     if not shares or len({share.shard for share in shares}) < len(shares):
         raise Malformed("its shares are not those of different shards")
@@ -140,7 +146,9 @@ def read_asked(record: Record) -> Asked:
     key = record.list("key", lambda word, what: word if type(word) is int and 0 <= word < 2**32 else None, 8)
     if len(key) != 2 or None in key:
         raise Malformed("its key is not a seed")
-    draws, base = record.whole("num_draws", 0, MOST_DRAWS), record.whole("num_base", 0, MOST_BASE)
+    draws, base = record.whole("num_draws", 1, MOST_DRAWS), record.whole("num_base", 0, MOST_BASE)
+    if base % 2 or base == 2:
+        raise Malformed("its num_base is not an even number of at least 4, or 0")
     return Asked(record.text("posterior", 64), draws, base, tuple(word for word in key if word is not None))
 
 

@@ -3,48 +3,64 @@
 import dataclasses
 import os
 from pathlib import Path
+from typing import TypeVar
 
 from epvi import envelope
 from epvi.columnstats import Stats
+from epvi.draws import Draws, unpack_draws
 from epvi.envelope import Envelope, Malformed
 from epvi.errors import EpviError
 from epvi.handover import ShardFit, unpack_fit
 from epvi.hub.posterior import Posterior
 from epvi.hub.stored import unpack_posterior
 from epvi.record import Record, as_text
+from epvi.scores import Scores, unpack_scores
 from epvi.version import __version__
 
+Loaded = ShardFit | Posterior | Draws | Scores
+T = TypeVar("T")
 
-def load(path: str | os.PathLike) -> ShardFit | Posterior:
-    """The shard fit or the posterior in a `.epvi` file.
+# What each kind of file is called, and which verb makes it.
+_CALLED: dict[type, tuple[str, str]] = {
+    ShardFit: ("a shard's fit", "epvi shard"),
+    Posterior: ("a posterior", "epvi combine"),
+    Draws: ("draws to score", "epvi certify --draws"),
+    Scores: ("a site's scores", "epvi score"),
+    Stats: ("statistics of columns", "epvi stats"),
+}
+
+
+def load(path: str | os.PathLike) -> Loaded:
+    """The shard's fit, posterior, draws (`posterior.ask`) or scores (`epvi.score`) in a `.epvi` file.
 
     A file from elsewhere can be wrong, which is an `EpviError` that names it, but it cannot run code.
     """
+    return load_only(path, ShardFit, Posterior, Draws, Scores)
+
+
+def load_only(path: str | os.PathLike, *kinds: type[T]) -> T:
+    """What is in a `.epvi` file, if it is of these kinds; others are refused by what they are."""
     found = load_any(path)
-    if isinstance(found, Stats):
-        raise EpviError(
-            f"{envelope.shown(path)} holds statistics of columns: pass a file of a shard's fit or of a posterior."
-        )
-    return found
+    if isinstance(found, kinds):
+        return found
+    wanted = " or ".join(f"{_CALLED[kind][0]} ({_CALLED[kind][1]})" for kind in kinds)
+    raise EpviError(f"{envelope.shown(path)} holds {_CALLED[type(found)][0]}: pass a file of {wanted}.")
 
 
-def load_any(path: str | os.PathLike) -> ShardFit | Posterior | Stats:
+def load_any(path: str | os.PathLike) -> Loaded | Stats:
     """Whatever is in a `.epvi` file."""
     if not isinstance(path, str | os.PathLike):
         raise EpviError(f"path is of type {type(path).__name__}: pass a file's name.")
     content = envelope.load(path)
     try:
-        if content.kind == "shard":
-            return dataclasses.replace(unpack_fit(content), file=os.fspath(path))
         if content.kind == "posterior":
             return unpack_posterior(content)
         if content.kind == "stats":
             return _unpack_stats(content)
+        unpack = {"shard": unpack_fit, "draws": unpack_draws}.get(content.kind, unpack_scores)
+        return dataclasses.replace(unpack(content), file=os.fspath(path))
     except Malformed as error:
         raise envelope.unusable(path, error) from error
-    raise EpviError(
-        f"{envelope.shown(path)} holds {content.kind}, which this epvi cannot use: pass a shard's fit or a posterior."
-    )
 
 
 def save_stats(path: str | os.PathLike, stats: Stats) -> Path:

@@ -18,6 +18,9 @@ from epvi.envelope import Envelope, Malformed
 from epvi.handover import MOST_SHARDS, Provenance, describe_provenance, read_provenance
 from epvi.record import Record, printable
 
+# No number is beyond this, as everywhere in epvi.
+_MOST = 1e150
+
 
 class Derivatives(NamedTuple):
     """log p_m with its gradient and Hessian (a matrix or its diagonal) at P points."""
@@ -130,26 +133,14 @@ def unpack_scores(content: Envelope) -> Scores:
     record = Record(content.record)
     asked = read_asked(record.table("asked"))
     num_shards = record.whole("num_shards", 1, MOST_SHARDS)
-    exact, arrays = record.truth("exact"), content.arrays
-    echo = _array(content, "echo", (None,))
-    d = len(echo)
-    values = arrays.get("values")
-    # A draw may be impossible: the logarithm is then minus infinity, and nothing else.
-    if values is None or values.shape != (asked.num_draws,) or np.any(np.isnan(values) | (values == np.inf)):
-        raise Malformed("its values are not a log density for every draw")
-    errors = np.zeros(asked.num_draws) if exact else _array(content, "errors", (asked.num_draws,))
+    exact = record.truth("exact")
+    echo = read_array(content, "echo", (None,))
+    if not len(echo):
+        raise Malformed("its echo has no dimensions")
+    values = _read_values(content, asked.num_draws)
+    errors = np.zeros(len(values)) if exact else read_array(content, "errors", values.shape)
     if np.any(errors < 0):
         raise Malformed("its errors are not positive")
-    moments = None
-    if content.kind == "moments":
-        found = [_array(content, f"moments/{name}", (None, None)) for name in Expected._fields]
-        if not len(found[0]) == len(found[1]) == len(found[2]) or found[0].shape[1] != asked.num_base:
-            raise Malformed("its moments are not those of the same Gaussians")
-        moments = Expected(found[0], _checked(found[1], d), _unpacked(found[2], d))
-    at = [_array(content, f"centres/{name}", (None,) * (1 + (i > 0))) for i, name in enumerate(Derivatives._fields)]
-    if not len(at[0]) == len(at[1]) == len(at[2]):
-        raise Malformed("its derivatives are not those at the same centres")
-    products = _unpacked(_array(content, "rows/products", (None,))[None], d)[0]
     return Scores(
         asked=asked,
         shard=record.whole("shard", 1, num_shards),
@@ -158,12 +149,12 @@ def unpack_scores(content: Envelope) -> Scores:
         prior=record.fraction("prior"),
         num_rows=record.whole("num_rows", 0, 2**53),
         made_of=read_provenance(record.table("made_of")),
-        values=np.array(values),
+        values=values,
         errors=errors,
         echo=echo,
-        centres=Derivatives(at[0], _checked(at[1], d), _unpacked(at[2], d)),
-        rows=Variation(_array(content, "rows/gradient", (d,)), products),
-        moments=moments,
+        centres=_read_centres(content, len(echo)),
+        rows=_read_rows(content, len(echo)),
+        moments=_read_moments(content, asked.num_base, len(echo)) if content.kind == "moments" else None,
         exact=exact,
         proper=record.truth("proper"),
         passes=record.whole("passes", 0, 2**53),
@@ -171,22 +162,53 @@ def unpack_scores(content: Envelope) -> Scores:
     )
 
 
-def _array(content: Envelope, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
+def _read_values(content: Envelope, num_draws: int) -> np.ndarray:
+    values = content.arrays.get("values")
+    # A draw may be impossible: the logarithm is then minus infinity, and nothing else.
+    if values is None or values.shape != (num_draws,) or not np.all((np.abs(values) <= _MOST) | (values == -np.inf)):
+        raise Malformed("its values are not a log density for every draw")
+    return np.array(values)
+
+
+def _read_centres(content: Envelope, d: int) -> Derivatives:
+    value, gradient, hessian = (
+        read_array(content, f"centres/{name}", shape)
+        for name, shape in zip(Derivatives._fields, ((None,), (None, d), (None, None)), strict=True)
+    )
+    if not len(value) == len(gradient) == len(hessian):
+        raise Malformed("its derivatives are not those at the same centres")
+    return Derivatives(value, gradient, _unpacked(hessian, d))
+
+
+def _read_rows(content: Envelope, d: int) -> Variation:
+    products = _unpacked(read_array(content, "rows/products", (None,))[None], d)[0]
+    if np.any((np.diagonal(products) if products.ndim == 2 else products) < 0):
+        raise Malformed("its rows/products are not those of a number with itself")
+    return Variation(read_array(content, "rows/gradient", (d,)), products)
+
+
+def _read_moments(content: Envelope, num_base: int, d: int) -> Expected:
+    if not num_base:
+        raise Malformed("it holds moments without base draws")
+    values, gradient, hessian = (
+        read_array(content, f"moments/{name}", shape)
+        for name, shape in zip(Expected._fields, ((None, num_base), (None, d), (None, None)), strict=True)
+    )
+    if not len(values) == len(gradient) == len(hessian):
+        raise Malformed("its moments are not those of the same Gaussians")
+    return Expected(values, gradient, _unpacked(hessian, d))
+
+
+def read_array(content: Envelope, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
     """A finite array of this shape; None is any length."""
     array = content.arrays.get(name)
     if array is None or array.ndim != len(shape):
         raise Malformed(f"it has no array {name}")
     if any(size not in (None, length) for size, length in zip(shape, array.shape, strict=True)):
         raise Malformed(f"its {name} does not have the shape that it says")
-    if not np.all(np.isfinite(array)) or np.any(np.abs(array) > 1e150):
+    if not np.all(np.isfinite(array)) or np.any(np.abs(array) > _MOST):
         raise Malformed(f"its {name} is not finite")
     return np.array(array)
-
-
-def _checked(array: np.ndarray, d: int) -> np.ndarray:
-    if array.shape[1] != d:
-        raise Malformed(f"its gradients do not have {d} dimensions")
-    return array
 
 
 def _unpacked(packed: np.ndarray, d: int) -> np.ndarray:

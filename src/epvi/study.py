@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from epvi.columnstats import Stats
+from epvi.draws import Draws
 from epvi.errors import EpviError
 from epvi.handover import ShardFit
 from epvi.references import model_named
+from epvi.scores import Scores
+from epvi.site.answer import score
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.recipe import Rows, check_arguments, read_rows
@@ -115,14 +118,17 @@ class Study:
         number, share, name = self.shard(shard)
         index, num_shards = parse_shard(number)
         table = read_rows(self.rows(source))
-        if table.num_rows < self.min_rows:
-            raise EpviError(
-                f"{_said(source)} has {table.num_rows:,} rows that can be used and {self.path} asks for at least"
-                f" {self.min_rows:,} (min_rows), since a fit to few rows can tell of single ones: nothing was written."
-            )
+        self._check_rows(source, table.num_rows)
         share = share if prior is None else as_share(prior, num_shards)
         part = Part(index, num_shards, f"{index} of {num_shards} ({name})", share)
         return self._named(fit_table(self.model(), table, part, self.inference, self.seed))
+
+    def score(self, source: Any, shard: str, draws: Draws, *, exact: bool = False) -> Scores:
+        """The answer of a site to the centre's draws, with the rows that its shard was fitted to."""
+        number, _, _ = self.shard(shard)
+        made = score(self.model(), self.rows(source), draws, number, exact=exact)
+        self._check_rows(source, made.num_rows)
+        return dataclasses.replace(made, made_of=dataclasses.replace(made.made_of, study=self.name))
 
     def stand_in(self, shard: str, prior: Any = None) -> ShardFit:
         """The shard without rows."""
@@ -146,6 +152,13 @@ class Study:
             raise EpviError(f"{self.path} has no column of numbers to standardise: all of x have levels.")
         least = {"min_rows": self.min_rows} if self.min_rows > 1 else {}
         return column_stats(rows, names, **least)
+
+    def _check_rows(self, source: Any, num_rows: int) -> None:
+        if num_rows < self.min_rows:
+            raise EpviError(
+                f"{_said(source)} has {num_rows:,} rows that can be used and {self.path} asks for at least"
+                f" {self.min_rows:,} (min_rows), since a fit to few rows can tell of single ones: nothing was written."
+            )
 
     def _named(self, fit: ShardFit) -> ShardFit:
         return dataclasses.replace(fit, made_of=dataclasses.replace(fit.made_of, study=self.name))

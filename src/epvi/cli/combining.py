@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import Verb, about_posterior, busy, give, size_of
+from epvi.cli.output import Verb, about_posterior, busy, give, size_of, trusted
 from epvi.errors import EpviError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def combine(context: click.Context, files: tuple[Path, ...], **said: Any) -> Non
         report = posterior.conflict() if said["check"] else None
         summary = posterior.summary()
     data = about_posterior(posterior, summary)
-    words = [str(summary), f"\n{posterior.stands_for}. {posterior.status}"]
+    words = [str(summary), f"\n{posterior.stands_for}. {trusted(posterior)}"]
     if report is not None:
         data["conflict"] = report.to_json()
         words += [f"\n{report}", *_in_detail(report)]
@@ -58,13 +58,14 @@ def _in_detail(report: "Conflict") -> list[str]:
 
 
 def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":
-    from epvi.files import load
+    from epvi.files import load_only
+    from epvi.handover import ShardFit
     from epvi.hub import Posterior
     from epvi.hub import combine as combine_fits
 
-    found = [(path, load(path)) for path in files]
+    found = [(path, load_only(path, ShardFit, Posterior)) for path in files]
     posteriors = [(path, made) for path, made in found if isinstance(made, Posterior)]
-    fits = [made for _, made in found if not isinstance(made, Posterior)]
+    fits = [made for _, made in found if isinstance(made, ShardFit)]
     accept = said["accept_unconverged"]
     if not posteriors:
         return combine_fits(fits, options.make_product(said), accept_unconverged=accept, seed=said["seed"])
@@ -76,4 +77,7 @@ def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, A
     if not fits and not said["check"]:
         raise EpviError(f"{posteriors[0][0]} is a posterior already: name the late shards' files beside it.")
     options.refuse_given(context, "product", "samples", "seed", why=f"{posteriors[0][0]} keeps what it was made with")
+    if not fits:
+        # As it is, with its certificate, which would not be that of a new product.
+        return posteriors[0][1]
     return posteriors[0][1].update(*fits, accept_unconverged=accept)

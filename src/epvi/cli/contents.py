@@ -1,11 +1,12 @@
 """Everything that is in a file, in words: nothing that is written is left unsaid."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epvi.cli.output import size_of
+from epvi.cli.output import counted, size_of
 from epvi.packing import mixture_arrays
 from epvi.supports import describe
 from epvi.tables import lined_up
@@ -36,11 +37,11 @@ def of_fit(file: Path, fit: "ShardFit") -> str:
         ("bound", f"{bound}, {_number(round(fit.gap, 9) + 0)} nats below the evidence as far as its own draws tell"),
         ("bound by sweep", ", ".join(map(_number, fit.history)) or "none"),
         ("effort", f"{fit.passes} passes over all rows in {fit.pass_seconds:g} s, all in all {fit.seconds:g} s"),
-        *_made_of(made),
+        *made_of_lines(made),
         ("parameters", ""),
-        *_parameters(fit.space),
+        *parameter_lines(fit.space),
         ("mixture", f"{fit.mixture.num_components} x {_family(fit.mixture)} Gaussian over unconstrained parameters"),
-        *_components(fit.mixture, fit.space),
+        *component_lines(fit.mixture, fit.space),
     ]
     ending = (
         f"That is all: {count:,} numbers of the mixture, and the text above. No row and no value of a column is in it;"
@@ -56,15 +57,42 @@ def of_posterior(file: Path, posterior: "Posterior") -> str:
         ("file", f"{file}, {size_of(file)}, a posterior"),
         ("stands for", posterior.stands_for),
         ("status", posterior.status.text),
-        ("product", f"{'by size' if product is None else repr(product)}, with seed {_seed(posterior.choices.key)}"),
-        *(line for line in _made_of(posterior.fits[0].made_of) if line[0] != "rows"),
+        *_rounds(posterior),
+        ("product", f"{'by size' if product is None else repr(product)}, with seed {said_seed(posterior.choices.key)}"),
+        *(line for line in made_of_lines(posterior.fits[0].made_of) if line[0] != "rows"),
         ("parameters", ""),
-        *_parameters(posterior.space),
+        *parameter_lines(posterior.space),
         ("shards", "each shard's own file is in it (epvi show on that file prints it)"),
     ]
     for fit in posterior.fits:
         lines.append(("", f"{fit.label}: {fit.num_rows:,} rows, {fit.prior} of the prior. {fit.status}"))
     return f"{lined_up(lines, left=(0, 1))}\n\n{posterior.summary()}"
+
+
+def _rounds(posterior: "Posterior") -> list[tuple[str, str]]:
+    """What the rounds after the first have put into it."""
+    lines = []
+    found, step = posterior.certificate, posterior.step
+    if found is not None:
+        lines = [("certificate", line) for line in str(found).splitlines()]
+        lines.append(("", f"of {found.num_draws:,} draws with their weights, which are in it too"))
+        chances = [f"{fit.label} {p:.2g}" for fit, p in zip(_with_rows(posterior), found.conflict, strict=True)]
+        lines.append(("", f"chances of the shards' agreement: {', '.join(chances)}"))
+        if found.doubt:
+            lines.append(("", f"the scores are known to {found.doubt:.2g} nats"))
+    if step is not None:
+        lines.append(
+            ("refinement", f"{counted(step.rounds, 'step')}, {step.gained:.4g} nats gained, step size {step.rate:g}")
+        )
+        if step.before is not None:
+            lines.append(("", "the last step is not confirmed yet, and what was before it is in it too"))
+    if posterior.traffic:
+        lines.append(("exchanged", f"{posterior.traffic:,} numbers in these rounds"))
+    return lines
+
+
+def _with_rows(posterior: "Posterior") -> "list[ShardFit]":
+    return [fit for fit in posterior.fits if not fit.is_stand_in]
 
 
 def of_stats(file: Path, stats: "Stats") -> str:
@@ -87,10 +115,11 @@ def numbers(mixture: "GaussianMixture", space: "Space") -> dict[str, Any]:
     }
 
 
-def _made_of(made: "Provenance") -> list[tuple[str, str]]:
+def made_of_lines(made: "Provenance") -> list[tuple[str, str]]:
+    """What something was made of."""
     lines = [("model", f"{made.model}, recognised by what it computes at fixed points and made-up rows:")]
-    lines.append(("", f"log prior, and then its slopes, {_numbers(made.prior_values)}"))
-    lines.append(("", f"log likelihood {_numbers(made.row_values)}"))
+    lines.append(("", f"log prior, and then its slopes, {said_numbers(made.prior_values)}"))
+    lines.append(("", f"log likelihood {said_numbers(made.row_values)}"))
     lines += [("fixed argument", f"{name}, hash {digest}") for name, digest in made.fixed.items()]
     for name, sources in made.columns.items():
         lines.append((f"argument {name}", f"made of {', '.join(sources)}"))
@@ -99,24 +128,30 @@ def _made_of(made: "Provenance") -> list[tuple[str, str]]:
     for name, levels in made.levels.items():
         lines.append((f"column {name}", f"has the levels {', '.join(levels)}"))
     lines.append(("rows", f"keyed hash {made.rows}" if made.rows else "no hash"))
-    settings = ", ".join(f"{name}={value}" for name, value in made.inference.items() if name != "name")
-    lines.append(("inference", f"{made.inference.get('name', 'unknown')}({settings})"))
-    return [*lines, ("seed", _seed(made.key)), ("written by", f"epvi {made.version}")]
+    if made.inference:
+        settings = ", ".join(f"{name}={value}" for name, value in made.inference.items() if name != "name")
+        lines.append(("inference", f"{made.inference.get('name', 'unknown')}({settings})"))
+    if made.key:
+        lines.append(("seed", said_seed(made.key)))
+    return [*lines, ("written by", f"epvi {made.version}")]
 
 
 def _number(value: Any) -> str:
     return "unknown" if np.isnan(value) else f"{float(value):.4f}"
 
 
-def _seed(key: tuple[int, ...]) -> str:
+def said_seed(key: tuple[int, ...]) -> str:
+    """A seed, or the words of its key."""
     return str(key[1]) if len(key) == 2 and key[0] == 0 else f"key {list(key)}"
 
 
-def _numbers(values: tuple[float, ...], digits: int = 6) -> str:
+def said_numbers(values: Sequence[float], digits: int = 6) -> str:
+    """Numbers in a row."""
     return ", ".join("unknown" if value != value else f"{value:.{digits}g}" for value in values) or "none"
 
 
-def _parameters(space: "Space") -> list[tuple[str, str]]:
+def parameter_lines(space: "Space") -> list[tuple[str, str]]:
+    """The parameters, their shapes and supports."""
     lines = []
     for parameter in space.parameters:
         said = _support(describe(parameter.name, parameter.support))
@@ -142,7 +177,7 @@ def _family(mixture: "GaussianMixture") -> str:
     return type(mixture.structure).__name__.lower()
 
 
-def _components(mixture: "GaussianMixture", space: "Space") -> list[tuple[str, str]]:
+def component_lines(mixture: "GaussianMixture", space: "Space") -> list[tuple[str, str]]:
     """Weight, and mean ± sd of every coordinate."""
     lines = []
     covariances = np.asarray(mixture.covariances())
@@ -167,7 +202,7 @@ def _correlations(covariance: np.ndarray, space: "Space") -> list[tuple[str, str
     return [
         (
             "",
-            f"  correlations of {names[i]} with those before it: {_numbers(tuple(correlations[i, :i]), 3)}",
+            f"  correlations of {names[i]} with those before it: {said_numbers(tuple(correlations[i, :i]), 3)}",
         )
         for i in range(1, d)
     ]

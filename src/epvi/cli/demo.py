@@ -67,11 +67,10 @@ def _simulate(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def _tell(folder: Path, truth: dict[str, Any], as_json: bool) -> None:
-    from epvi.files import load
+    from epvi.files import load_only
     from epvi.hub import Posterior
 
-    posterior = load(folder / "posterior.epvi")
-    assert isinstance(posterior, Posterior)
+    posterior = load_only(folder / "posterior.epvi", Posterior)
     summary = posterior.summary()
     weights = {f"w[{i}]": float(weight) for i, weight in enumerate(truth["w"])}
     found = {name: summary[name] for name in weights}

@@ -22,6 +22,9 @@ _VERBS = {
     "shard": ("fitting", "Fit one site's shard and write the file that it sends."),
     "show": ("showing", "Print everything that is in a file, in words, before it is sent."),
     "combine": ("combining", "Multiply the shards' files into the posterior of all rows."),
+    "certify": ("certifying", "Say whether a posterior can be trusted, by scores of its draws."),
+    "score": ("scoring", "Answer the centre's draws at a site, and write the file that it sends."),
+    "refine": ("certifying", "Improve a posterior by the sites' scores, round after round."),
     "summary": ("showing", "Print means, sds and quantiles of the parameters."),
     "predict": ("predicting", "Predict rows with a posterior, or score them."),
     "stats": ("pooling", "Write counts, means and sds of a site's columns, and nothing else."),
@@ -103,6 +106,13 @@ def main() -> None:
       epvi show    site-3.epvi
       epvi combine site-*.epvi -o posterior.epvi --check
       epvi summary posterior.epvi
+
+    Can it be trusted? The sites score draws of it:
+
+    \b
+      epvi certify posterior.epvi --draws draws.epvi
+      epvi score   model.py:logistic draws.epvi --rows site3.csv --x age,chol --y num --shard 3/6
+      epvi certify posterior.epvi scores-*.epvi -o posterior.epvi
 
     With all rows in one place: epvi fit model.py:logistic --rows all.parquet --shards 8 -o posterior.epvi
     """

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import Verb, about_fit, about_posterior, busy, counted, give, size_of
+from epvi.cli.output import Verb, about_fit, about_posterior, busy, counted, give, size_of, trusted
 from epvi.cli.writing import check_kind
 
 
@@ -20,6 +20,12 @@ from epvi.cli.writing import check_kind
 @options.fixed
 @options.inference
 @options.product
+@click.option("--no-certify", is_flag=True, help="Do not have the shards say whether it can be trusted.")
+@click.option(
+    "--refine",
+    type=click.IntRange(0),
+    help="Rounds that may improve it; up to three unless said, none with --no-certify.",
+)
 @click.option("--workers", type=click.IntRange(1), help="Processes to use; all cores unless said.")
 @click.option("--work", type=options.PATH, help="A folder to keep finished shards in; run again to go on.")
 @options.seed
@@ -54,13 +60,15 @@ def fit(model: str, **said: Any) -> None:
         shuffle=not said["no_shuffle"],
         inference=options.make_inference(said),
         product=options.make_product(said),
+        certify=not said["no_certify"],
+        refine=said["refine"],
         executor=said["workers"],
         work=said["work"],
         seed=said["seed"],
     )
     path = posterior.save(said["output"])
     summary = posterior.summary()
-    words = f"{summary}\n\n{posterior.stands_for}. {posterior.status}\nWrote {path} ({size_of(path)})."
+    words = f"{summary}\n\n{posterior.stands_for}. {trusted(posterior)}\nWrote {path} ({size_of(path)})."
     give(said["as_json"], {**about_posterior(posterior, summary), "file": str(path)}, words)
 
 

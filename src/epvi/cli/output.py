@@ -13,6 +13,7 @@ import click
 if TYPE_CHECKING:
     from epvi.handover import ShardFit
     from epvi.hub import Posterior, Summary
+    from epvi.hub.refine import Step
 
 
 # Where in a context's `meta` the results go.
@@ -83,6 +84,19 @@ def about_fit(fit: "ShardFit") -> dict[str, Any]:
     return {**describe_fit(fit), "num_components": fit.mixture.num_components, "num_parameters": fit.space.dim}
 
 
+def _about_step(step: "Step | None") -> dict[str, Any] | None:
+    if step is None:
+        return None
+    return {"rounds": step.rounds, "gained": step.gained, "confirmed": step.before is None}
+
+
+def trusted(posterior: "Posterior") -> str:
+    """How it went in words: the certificate, where there is one, and whether a step waits to be confirmed."""
+    said = str(posterior.status if posterior.certificate is None else posterior.certificate)
+    waiting = posterior.step is not None and posterior.step.before is not None
+    return f"{said} Its last step is not confirmed yet (epvi refine)." if waiting else said
+
+
 def about_posterior(posterior: "Posterior", summary: "Summary") -> dict[str, Any]:
     """A posterior in JSON: what it stands for and its summary."""
     return {
@@ -90,5 +104,7 @@ def about_posterior(posterior: "Posterior", summary: "Summary") -> dict[str, Any
         "num_rows": posterior.num_rows,
         "shards": [fit.label for fit in posterior.fits],
         "status": {"ok": posterior.status.ok, "text": posterior.status.text},
+        "refinement": _about_step(posterior.step),
+        "certificate": None if posterior.certificate is None else posterior.certificate.to_json(),
         "parameters": {name: summary[name] for name in summary.names},
     }

@@ -62,13 +62,11 @@ def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
     """
     from epvi.columnstats import Stats
     from epvi.columnstats import pool as pool_stats
-    from epvi.files import load_any
+    from epvi.files import load_only
 
     found: dict[Path, Stats] = {}
     for path in files:
-        one = load_any(path)
-        if not isinstance(one, Stats):
-            raise EpviError(f"{path} does not hold statistics of columns: pass what epvi stats wrote.")
+        one = load_only(path, Stats)
         for other, held in found.items():
             if held == one:
                 raise EpviError(f"{other} and {path} hold the same statistics, which would count twice: leave one out.")

@@ -44,7 +44,7 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
       epvi predict model.py:logistic posterior.epvi --rows new.csv --x age,chol --y num -o predicted.csv
       epvi predict study.toml posterior.epvi --rows new.csv
     """
-    from epvi.files import load
+    from epvi.files import load_only
     from epvi.hub import Posterior
     from epvi.prediction import predict as predict_rows
     from epvi.site.recipe import read_rows
@@ -53,9 +53,7 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
         _check_output(said["output"], [*said["rows"], str(posterior), model.partition(":")[0]])
     if model.endswith(".toml"):
         options.refuse_settled(context, model)
-    found = load(posterior)
-    if not isinstance(found, Posterior):
-        raise EpviError(f"{posterior} is a shard's fit: pass a posterior (epvi combine makes one).")
+    found = load_only(posterior, Posterior)
     named, rows = _model_and_rows(model, said, found.fits[0].made_of.standardised)
     with busy("predicting"):
         draws = predict_rows(named, found, rows, num_samples=said["draws"], seed=said["seed"])

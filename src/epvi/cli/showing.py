@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from epvi.cli import options
-from epvi.cli.output import Verb, about_fit, about_posterior, give, size_of
+from epvi.cli.output import Verb, about_fit, about_posterior, give, size_of, trusted
 
 if TYPE_CHECKING:
     from epvi.handover import ShardFit
@@ -25,10 +25,12 @@ def show(file: Path, as_json: bool) -> None:
     Example:
       epvi show site-3.epvi
     """
-    from epvi.cli import contents
+    from epvi.cli import contents, exchanged
     from epvi.columnstats import Stats
+    from epvi.draws import Draws
     from epvi.files import load_any
     from epvi.handover import ShardFit
+    from epvi.scores import Scores
 
     found = load_any(file)
     if isinstance(found, Stats):
@@ -36,6 +38,10 @@ def show(file: Path, as_json: bool) -> None:
     elif isinstance(found, ShardFit):
         data = {"kind": "shard", **about_fit(found), "mixture": contents.numbers(found.mixture, found.space)}
         give(as_json, data, contents.of_fit(file, found))
+    elif isinstance(found, Draws):
+        give(as_json, exchanged.draws_json(found), exchanged.of_draws(file, found))
+    elif isinstance(found, Scores):
+        give(as_json, exchanged.scores_json(found), exchanged.of_scores(file, found))
     else:
         data = {"kind": "posterior", "fits": [about_fit(fit) for fit in found.fits]}
         give(as_json, {**about_posterior(found, found.summary()), **data}, contents.of_posterior(file, found))
@@ -56,14 +62,15 @@ def summary(file: Path, quantiles: str, as_json: bool) -> None:
         probabilities = tuple(float(one) for one in quantiles.split(","))
     except ValueError:
         raise click.UsageError(f"--quantiles {quantiles}: write probabilities, as in 0.05,0.5,0.95.") from None
-    from epvi.files import load
+    from epvi.files import load_only
     from epvi.handover import ShardFit
+    from epvi.hub import Posterior
 
-    found = load(file)
+    found = load_only(file, ShardFit, Posterior)
     posterior = _alone(found) if isinstance(found, ShardFit) else found
     made = posterior.summary(probabilities)
     data = about_posterior(posterior, made)
-    words = f"{posterior.stands_for}. {posterior.status}"
+    words = f"{posterior.stands_for}. {trusted(posterior)}"
     if isinstance(found, ShardFit):
         said = f"shard {found.label} alone, with {found.prior} of the prior"
         data["stands_for"], words = said, f"{said[0].upper()}{said[1:]}: {found.num_rows:,} rows. {found.status}"

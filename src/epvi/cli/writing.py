@@ -7,7 +7,16 @@ from pathlib import Path
 
 from epvi.errors import EpviError
 
-_CALLED = {"shard": "a shard's fit", "posterior": "a posterior", "stats": "statistics of columns"}
+_CALLED = {
+    "shard": "a shard's fit",
+    "posterior": "a posterior",
+    "stats": "statistics of columns",
+    "draws": "draws to score",
+    "scores": "a site's scores",
+    "moments": "a site's scores and moments",
+}
+# What may take each other's place: a site's answer has moments or not, as it was asked.
+_ALIKE = {"scores": ("scores", "moments")}
 
 
 def check_place(path: Path) -> Path:
@@ -35,7 +44,7 @@ def check_kind(path: Path, kind: str) -> Path:
         found = envelope.load(path).kind
     except EpviError:
         found = None
-    if found != kind:
+    if found not in _ALIKE.get(kind, (kind,)):
         held = f"holds {_CALLED.get(found, found)}" if found else "epvi did not write it"
         raise EpviError(f"{path} is there already and {held}: name another file to write, or remove it.")
     return path

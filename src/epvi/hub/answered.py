@@ -18,6 +18,7 @@ from epvi.hub.asking import Proposal, base_of, digest_of, propose
 from epvi.hub.belonging import check_same_model, numbered
 from epvi.hub.normals import log_density
 from epvi.scores import Derivatives, Expected, Scores
+from epvi.structure import Full
 
 if TYPE_CHECKING:
     from epvi.handover import ShardFit
@@ -148,6 +149,13 @@ def _check_one(fit: "ShardFit", one: Scores, proposal: Proposal) -> None:
         raise EpviError(f"{one.called} has answered other draws than these: have it score them again.")
     if one.moments is not None and one.moments.gradient.shape != np.asarray(modes.means).shape:
         raise EpviError(f"{one.called} has moments of other Gaussians than these: have it score the draws again.")
+    dense = isinstance(modes.structure, Full)
+    matrices = [one.rows.products.ndim == 2]
+    matrices += [part.hessian.ndim == 3 for part in (one.centres, one.moments) if part is not None]
+    for whole in matrices:
+        if whole != dense:
+            asked = "whole Hessians" if dense else "diagonals of Hessians"
+            raise EpviError(f"{one.called} has not answered with {asked}, as asked: have it score the draws again.")
     if np.any(np.abs(one.echo - theta[-1]) > _SAME * (1 + np.abs(theta[-1]))):
         raise EpviError(
             f"{one.called} was given draws that another version of epvi made: make them again, and score them."

@@ -1,4 +1,7 @@
-"""A posterior in a file: its mixture, and the fits of its shards, so that late ones can still be put in."""
+"""A posterior in a file: its mixture, and the fits of its shards, so that late ones can still be put in.
+
+What later rounds have added to it is in `stored_rounds.py`.
+"""
 
 import dataclasses
 from typing import Any
@@ -11,6 +14,7 @@ from epvi.handover import describe_fit, read_fit
 from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset
 from epvi.hub.product.result import Product
+from epvi.hub.stored_rounds import pack_rounds, read_rounds
 from epvi.mixture import Estimate
 from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.record import Record, as_number, finite_or_none, number_or_nan
@@ -28,6 +32,7 @@ def pack_posterior(posterior: Posterior) -> Envelope:
     arrays = mixture_arrays(made.mixture)
     for i, fit in enumerate(posterior.fits):
         arrays |= mixture_arrays(fit.mixture, f"{i}/")
+    rounds, more = pack_rounds(posterior)
     record = {
         "space": describe_space(posterior.space),
         "structure": type(made.mixture.structure).__name__.lower(),
@@ -36,9 +41,10 @@ def pack_posterior(posterior: Posterior) -> Envelope:
         "product": None if posterior.choices.product is None else _describe_way(posterior.choices.product),
         "key": list(posterior.choices.key),
         "fits": [describe_fit(fit) for fit in posterior.fits],
+        **rounds,
         "version": __version__,
     }
-    return Envelope("posterior", record, arrays)
+    return Envelope("posterior", record, arrays | more)
 
 
 def unpack_posterior(content: Envelope) -> Posterior:
@@ -63,7 +69,8 @@ def unpack_posterior(content: Envelope) -> Posterior:
     if len(key) != 2 or not all(0 <= word < 2**32 for word in key):
         raise Malformed("its key is not a seed")
     product = ProductMixture(mixture, normaliser, None, read_status(record))
-    return Posterior(product, space, fits, Choices(way, key))
+    rounds = read_rounds(record, content, space.dim, sum(not fit.is_stand_in for fit in fits))
+    return Posterior(product, space, fits, Choices(way, key), **rounds)
 
 
 def _describe_way(way: Product) -> dict[str, Any]:

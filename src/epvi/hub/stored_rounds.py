@@ -1,0 +1,213 @@
+"""What the later rounds have added to a posterior, as its file has it: the certificate, and where its refinement is.
+
+Takes and gives `Certificate` and `Step`. All of it is optional: a posterior that was never scored has none. Numbers may
+be infinite here (the ELBO of a posterior with an impossible draw is), which JSON cannot say: they are written as texts.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from epvi.draws import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
+from epvi.envelope import Envelope, Malformed
+from epvi.hub.certify import Certificate
+from epvi.hub.refine import Moments, Step
+from epvi.hub.verdict import CORRECTED, NOT, TRUST
+from epvi.mixture import Estimate
+from epvi.packing import mixture_arrays, read_mixture
+from epvi.record import Record, as_number, printable
+from epvi.scores import Expected, read_array
+from epvi.structure import Full
+
+if TYPE_CHECKING:
+    from epvi.hub.posterior import Posterior
+
+_PLAIN = ("ess", "efficiency", "k_hat", "mean_shift", "doubt")
+_DRAWS = ("theta", "weights", "own")
+_ENDLESS = ("inf", "-inf", "nan")
+_MOST = 1e150
+_MOST_ROUNDS = 10**6
+_SUM = 1e-6
+
+
+def pack_rounds(posterior: "Posterior") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a posterior's record and its arrays have of its later rounds."""
+    record = {
+        "certificate": describe_certificate(posterior.certificate),
+        "step": describe_step(posterior.step),
+        "traffic": posterior.traffic,
+    }
+    return record, certificate_arrays(posterior.certificate, "certificate/") | step_arrays(posterior.step)
+
+
+def read_rounds(record: Record, content: Envelope, dim: int, num_answers: int) -> Mapping[str, Any]:
+    """Certificate, step and traffic of a posterior's record, as far as they are there, by the posterior's names."""
+    made: dict[str, Any] = {}
+    if _there(record, "certificate"):
+        table = record.table("certificate")
+        made["certificate"] = read_certificate(table, content, "certificate/", dim, num_answers)
+    if _there(record, "step"):
+        made["step"] = read_step(record.table("step"), content, dim, num_answers)
+    if _there(record, "traffic"):
+        made["traffic"] = record.whole("traffic", 0, 2**53)
+    return made
+
+
+def _there(record: Record, name: str) -> bool:
+    return name in set(record) and record.any(name) is not None
+
+
+def describe_certificate(certificate: Certificate | None) -> dict[str, Any] | None:
+    """All of a certificate but its arrays, as JSON."""
+    if certificate is None:
+        return None
+    evidence = certificate.log_evidence
+    return {
+        "verdict": certificate.verdict,
+        "text": printable(certificate.text),
+        "corrects": certificate.corrects,
+        **{name: _said(getattr(certificate, name)) for name in _PLAIN},
+        "sd_ratios": [_said(ratio) for ratio in certificate.sd_ratios],
+        "elbo": [_said(x) for x in certificate.elbo],
+        "log_evidence": None if evidence is None else [_said(x) for x in evidence],
+        "conflict": list(certificate.conflict),
+    }
+
+
+def certificate_arrays(certificate: Certificate | None, prefix: str) -> dict[str, np.ndarray]:
+    """A certificate's arrays by name."""
+    if certificate is None:
+        return {}
+    return {prefix + name: getattr(certificate, name) for name in _DRAWS}
+
+
+def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, num_answers: int) -> Certificate:
+    """The certificate of a posterior in `dim` dimensions whose `num_answers` shards were asked, checked."""
+    verdict, text = record.text("verdict"), record.text("text")
+    if verdict not in (TRUST, CORRECTED, NOT):
+        raise Malformed(f'its verdict is not one of "{TRUST}", "{CORRECTED}", "{NOT}"')
+    if not text:
+        raise Malformed("its certificate has no text")
+    theta = read_points(content, f"{prefix}theta", None, dim)
+    if not 1 <= len(theta) <= MOST_DRAWS:
+        raise Malformed(f"its {prefix}theta are not from 1 to {MOST_DRAWS:,} draws")
+    conflict = record.list("conflict", _chance, num_answers)
+    if len(conflict) != num_answers:
+        raise Malformed("its conflict does not have a chance for every shard that has rows")
+    plain = {name: _number(record.any(name), name) for name in _PLAIN}
+    if not 0 <= plain["ess"] <= len(theta) * (1 + _SUM):
+        raise Malformed("its ess is not a number of its draws")
+    ratios = _pair(record, "sd_ratios")
+    if not 0 <= ratios[0] <= ratios[1]:
+        raise Malformed("its sd_ratios are not two factors, the smaller one first")
+    return Certificate(
+        verdict=verdict,
+        text=text,
+        corrects=record.truth("corrects"),
+        **plain,
+        sd_ratios=ratios,
+        elbo=_estimate(_pair(record, "elbo")),
+        log_evidence=None if record.any("log_evidence") is None else _estimate(_pair(record, "log_evidence")),
+        conflict=conflict,
+        theta=theta,
+        weights=_weights(content, f"{prefix}weights", len(theta)),
+        own=_weights(content, f"{prefix}own", len(theta)),
+    )
+
+
+def describe_step(step: Step | None) -> dict[str, Any] | None:
+    """All of a step but its arrays, as JSON."""
+    if step is None:
+        return None
+    before = None
+    if step.before is not None:
+        before = {"structure": type(step.before.gaussians.structure).__name__.lower()}
+    return {
+        "rounds": step.rounds,
+        "rate": step.rate,
+        "gained": _said(step.gained),
+        "before": before,
+        "certificate": describe_certificate(step.certificate),
+    }
+
+
+def step_arrays(step: Step | None) -> dict[str, np.ndarray]:
+    """A step's arrays by name."""
+    if step is None:
+        return {}
+    arrays = certificate_arrays(step.certificate, "before/certificate/")
+    if step.before is not None:
+        values, gradient, hessian = step.before.expected
+        arrays |= mixture_arrays(step.before.gaussians, "before/") | {"before/base": step.before.base}
+        arrays |= {"before/values": values, "before/gradient": gradient, "before/hessian": hessian}
+    return arrays
+
+
+def read_step(record: Record, content: Envelope, dim: int, num_answers: int) -> Step:
+    """Where a refinement is, checked."""
+    rate = record.number("rate")
+    if not 0 < rate <= 1:
+        raise Malformed("its rate is not a step size above 0, up to 1")
+    before = certificate = None
+    if record.any("before") is not None:
+        before = _read_moments(record.table("before").text("structure"), content, dim)
+    if record.any("certificate") is not None:
+        table = record.table("certificate")
+        certificate = read_certificate(table, content, "before/certificate/", dim, num_answers)
+    gained = _number(record.any("gained"), "gained")
+    return Step(record.whole("rounds", 0, _MOST_ROUNDS), rate, gained, before, certificate)
+
+
+def _read_moments(structure: str, content: Envelope, dim: int) -> Moments:
+    gaussians = read_mixture(structure, content.arrays, dim, "before/")
+    base = read_points(content, "before/base", None, dim)
+    count, size = gaussians.num_components, len(base)
+    if count > MOST_CENTRES or not 4 <= size <= MOST_BASE or size % 2:
+        raise Malformed(f"its Gaussians before the step are more than {MOST_CENTRES}, or its base draws not pairs")
+    # Whole, since rounding has made it a little unsymmetric, and what is read is to be what was written.
+    shape = (count, dim, dim) if isinstance(gaussians.structure, Full) else (count, dim)
+    hessian = read_array(content, "before/hessian", shape)
+    values = read_array(content, "before/values", (count, size))
+    return Moments(gaussians, base, Expected(values, read_array(content, "before/gradient", (count, dim)), hessian))
+
+
+def _said(value: Any) -> float | str:
+    number = float(value)
+    return number if math.isfinite(number) else str(number)
+
+
+def _number(value: Any, what: str) -> float:
+    """A number, or one of the texts for those that are not finite."""
+    if isinstance(value, str) and value in _ENDLESS:
+        return float(value)
+    number = as_number(value, what)
+    if abs(number) > _MOST:
+        raise Malformed(f"its {what} is beyond {_MOST:g}")
+    return number
+
+
+def _pair(record: Record, name: str) -> tuple[float, float]:
+    found = record.list(name, _number, 2)
+    if len(found) != 2:
+        raise Malformed(f"its {name} are not two numbers")
+    return found[0], found[1]
+
+
+def _estimate(pair: Sequence[float]) -> Estimate:
+    return Estimate(np.asarray(pair[0]), np.asarray(pair[1]))
+
+
+def _chance(value: Any, what: str) -> float:
+    chance = as_number(value, what)
+    if not 0 <= chance <= 1:
+        raise Malformed(f"its {what} has something that is not a chance from 0 to 1")
+    return chance
+
+
+def _weights(content: Envelope, name: str, count: int) -> np.ndarray:
+    found = read_array(content, name, (count,))
+    if np.any(found < 0) or not abs(np.sum(found) - 1) < _SUM:
+        raise Malformed(f"its {name} are not weights that sum to 1")
+    return found

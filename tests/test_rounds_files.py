@@ -1,0 +1,374 @@
+"""Files of the later rounds: certificates, steps, draws and scores come back as they were, or are refused by name."""
+
+import dataclasses
+import itertools
+import json
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hostile import inputs
+from sentences import refused
+from test_handover import array, entry, mixture, some_fit
+
+import epvi
+from epvi import EpviError
+from epvi.draws import Asked, pack_draws
+from epvi.envelope import Envelope, seal
+from epvi.files import load_only
+from epvi.hub.certify import Certificate
+from epvi.hub.refine import Moments, Step
+from epvi.hub.stored import pack_posterior
+from epvi.mixture import Estimate
+from epvi.scores import Derivatives, Expected, Scores, Variation, pack_scores
+
+NUM_DRAWS, NUM_SHARDS = 64, 3
+
+
+def some_posterior(structure=epvi.Full()):  # noqa: B008 (a frozen choice)
+    """Of three shards, one of which a stand-in holds the place of."""
+    fits = []
+    for m in range(1, NUM_SHARDS + 1):
+        fit = dataclasses.replace(some_fit(k=1, shard=m, structure=structure), num_shards=3, prior=Fraction(1, 3))
+        rows = dataclasses.replace(fit.made_of, rows=str(m))
+        fits.append(dataclasses.replace(fit, made_of=rows, num_rows=0 if m == 3 else 40 + m))
+    return epvi.combine(fits)
+
+
+def some_certificate(posterior, seed=0, **changes):
+    rng = np.random.default_rng(seed)
+    made = Certificate(
+        verdict="do not trust",
+        text="do not trust: shard 2 of 3 is in conflict with the others (p = 1e-5).",
+        corrects=True,
+        ess=41.5,
+        efficiency=0.7,
+        k_hat=-np.inf,
+        mean_shift=0.1 + 0.2,
+        sd_ratios=(1 / 3, 0.9),
+        elbo=Estimate(np.asarray(-np.inf), np.asarray(np.inf)),
+        log_evidence=Estimate(np.asarray(-100.25), np.asarray(0.1)),
+        doubt=0.0,
+        conflict=(1.0, 1e-5),
+        theta=rng.normal(size=(NUM_DRAWS, posterior.space.dim)),
+        weights=rng.dirichlet(np.ones(NUM_DRAWS)),
+        own=rng.dirichlet(np.ones(NUM_DRAWS)),
+    )
+    return dataclasses.replace(made, **changes)
+
+
+def some_moments(d, structure, seed=0):
+    rng = np.random.default_rng(seed)
+    half = rng.normal(size=(3, d))
+    bend = rng.normal(size=(2, d, d) if structure == epvi.Full() else (2, d))
+    expected = Expected(rng.normal(size=(2, 6)), rng.normal(size=(2, d)), bend)
+    return Moments(mixture(2, d, structure), np.concatenate([half, -half]), expected)
+
+
+def refined_posterior(structure=epvi.Full()):  # noqa: B008
+    made = some_posterior()
+    step = Step(2, 0.5, np.inf, some_moments(made.space.dim, structure), some_certificate(made, 1, log_evidence=None))
+    return dataclasses.replace(made, certificate=some_certificate(made), step=step, traffic=12345)
+
+
+def some_draws(num_base=4):
+    posterior = some_posterior()
+    made = posterior.ask(NUM_DRAWS, seed=3)
+    asked = dataclasses.replace(made.asked, num_base=num_base)
+    return dataclasses.replace(made, asked=asked, base=made.base[:num_base])
+
+
+def some_scores(moments=True, exact=False, dense=True, d=3):
+    rng = np.random.default_rng(5)
+    shape = (2, d, d) if dense else (2, d)
+    bends = rng.normal(size=(2, *shape))
+    if dense:
+        bends = bends + np.swapaxes(bends, 2, 3)
+    values = rng.normal(size=NUM_DRAWS)
+    values[7] = -np.inf
+    return Scores(
+        asked=Asked("f" * 32, NUM_DRAWS, 4 if moments else 0, (0, 3)),
+        shard=2,
+        num_shards=3,
+        label="2 of 3 (Zürich)",
+        prior=Fraction(1, 3),
+        num_rows=42,
+        made_of=some_fit().made_of,
+        values=values,
+        errors=np.zeros(NUM_DRAWS) if exact else rng.gamma(1.0, size=NUM_DRAWS),
+        echo=rng.normal(size=d),
+        centres=Derivatives(rng.normal(size=2), rng.normal(size=(2, d)), bends[0]),
+        rows=Variation(rng.normal(size=d), np.abs(bends[0][0])),
+        moments=Expected(rng.normal(size=(2, 4)), rng.normal(size=(2, d)), bends[1]) if moments else None,
+        exact=exact,
+        proper=True,
+        passes=9,
+        seconds=0.25,
+    )
+
+
+def same(a, b):
+    """Equal in everything, to the last bit of every array; NaN equals NaN, and where it was read from is nothing."""
+    assert type(a) is type(b)
+    if dataclasses.is_dataclass(a):
+        names = [field.name for field in dataclasses.fields(a) if field.name != "file"]
+        for name in names:
+            same(getattr(a, name), getattr(b, name))
+    elif isinstance(a, tuple):
+        assert len(a) == len(b)
+        for x, y in zip(a, b, strict=True):
+            same(x, y)
+    elif isinstance(a, np.ndarray) or hasattr(a, "__array__"):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+    else:
+        assert repr(a) == repr(b)
+
+
+@pytest.mark.parametrize("structure", [epvi.Full(), epvi.Diagonal()])
+def test_a_posterior_comes_back_with_its_certificate_and_its_step(tmp_path, structure):
+    made = refined_posterior(structure)
+    again = epvi.load(made.save(tmp_path / "posterior.epvi"))
+    same(again.certificate, made.certificate)
+    assert again.certificate.k_hat == -np.inf
+    assert (again.step.rounds, again.step.rate, again.step.gained) == (2, 0.5, np.inf)
+    same(again.step.certificate, made.step.certificate)
+    assert again.step.certificate.log_evidence is None
+    same(tuple(again.step.before.expected), tuple(made.step.before.expected))
+    same(again.step.before.base, made.step.before.base)
+    same(again.step.before.gaussians, made.step.before.gaussians)
+    assert again.traffic == 12345
+    assert (str(again.status), again.bytes_exchanged) == (str(made.status), made.bytes_exchanged)
+    np.testing.assert_array_equal(again.summary().mean, made.summary().mean)
+    # Asked again, it asks the same.
+    same(again.ask(NUM_DRAWS).asked, made.ask(NUM_DRAWS).asked)
+
+
+def test_a_confirmed_step_and_a_posterior_without_rounds_come_back(tmp_path):
+    made = some_posterior()
+    plain = epvi.load(made.save(tmp_path / "plain.epvi"))
+    assert (plain.certificate, plain.step, plain.traffic) == (None, None, 0)
+    settled = dataclasses.replace(made, step=Step(1, 1.0, 0.25))
+    again = epvi.load(settled.save(tmp_path / "settled.epvi"))
+    assert (again.step.rounds, again.step.gained, again.step.before) == (1, 0.25, None)
+    # A file from before there were rounds.
+    content = pack_posterior(refined_posterior())
+    older = {name: value for name, value in content.record.items() if name not in ("certificate", "step", "traffic")}
+    path = tmp_path / "older.epvi"
+    path.write_bytes(seal(content._replace(record=older)))
+    assert epvi.load(path).certificate is None
+
+
+def test_draws_and_scores_come_back_as_they_were(tmp_path):
+    draws = some_draws()
+    again = epvi.load(draws.save(tmp_path / "draws.epvi"))
+    assert again.file == str(tmp_path / "draws.epvi")
+    np.testing.assert_array_equal(again.theta, draws.theta)
+    np.testing.assert_array_equal(again.points(), draws.points())
+    assert (again.asked, again.shares, repr(again.made_of)) == (draws.asked, draws.shares, repr(draws.made_of))
+    assert again.made_of.rows == ""
+    for moments, exact, dense in itertools.product((True, False), repeat=3):
+        scores = some_scores(moments, exact, dense)
+        path = scores.save(tmp_path / "scores.epvi")
+        found = epvi.load(path)
+        assert repr(found.made_of) == repr(scores.made_of)
+        same(dataclasses.replace(found, made_of=scores.made_of), scores)
+        assert found.called == f"{path} (shard 2 of 3 (Zürich))"
+
+
+def test_scores_of_one_parameter_come_back(tmp_path):
+    scores = some_scores(d=1)
+    found = epvi.load(scores.save(tmp_path / "scores.epvi"))
+    assert found.centres.hessian.shape == (2, 1, 1)
+    np.testing.assert_array_equal(found.centres.hessian, scores.centres.hessian)
+
+
+def changed(content, change):
+    record, arrays = json.loads(json.dumps(content.record)), {k: np.array(v) for k, v in content.arrays.items()}
+    change(record, arrays)
+    return seal(Envelope(content.kind, record, arrays))
+
+
+def lacking(name):
+    return lambda record, arrays: arrays.pop(name)
+
+
+NAN = np.full(NUM_DRAWS, np.nan)
+EVEN = np.full(NUM_DRAWS, 1 / NUM_DRAWS)
+WRONG_POSTERIOR = {
+    "another verdict": (entry("certificate", "verdict", value="trust me"), "verdict is not one of"),
+    "no words": (entry("certificate", "text", value=""), "certificate has no text"),
+    "words for a terminal": (entry("certificate", "text", value="\x1b[2J"), "text is not a printable text"),
+    "no truth": (entry("certificate", "corrects", value=1), "corrects is neither true nor false"),
+    "too many effective draws": (entry("certificate", "ess", value=65.0), "ess is not a number of its draws"),
+    "a text for a number": (entry("certificate", "k_hat", value="many"), "k_hat is not a number"),
+    "a huge number": (entry("certificate", "doubt", value=1e200), r"doubt is beyond 1e\+150"),
+    "factors the wrong way": (entry("certificate", "sd_ratios", value=[2.0, 1.0]), "sd_ratios are not two factors"),
+    "one factor": (entry("certificate", "sd_ratios", value=[1.0]), "sd_ratios are not two numbers"),
+    "half an estimate": (entry("certificate", "elbo", value=[1.0]), "elbo are not two numbers"),
+    "no chance": (entry("certificate", "conflict", value=[0.5, 1.5]), "not a chance from 0 to 1"),
+    "a chance too few": (entry("certificate", "conflict", value=[0.5]), "a chance for every shard that has rows"),
+    "a chance too many": (entry("certificate", "conflict", value=[0.5] * 3), "list of at most 2"),
+    "no table": (entry("certificate", value=[1]), "certificate is not a table"),
+    "no draws": (lacking("certificate/theta"), "certificate/theta are not points"),
+    "other dimensions": (array("certificate/theta", np.zeros((NUM_DRAWS, 5))), "not points in 6 dimensions"),
+    "none of the draws": (array("certificate/theta", np.zeros((0, 6))), "not from 1 to"),
+    "infinite draws": (array("certificate/theta", np.full((NUM_DRAWS, 6), np.inf)), "theta are not finite"),
+    "weights that are no numbers": (array("certificate/weights", NAN), "weights is not finite"),
+    "weights of more": (array("certificate/weights", 1.001 * EVEN), "weights are not weights that sum to 1"),
+    "weights below nothing": (array("certificate/own", np.r_[2.0, -1.0, np.zeros(62)]), "own are not weights"),
+    "too few weights": (array("certificate/own", np.ones(1)), "own does not have the shape"),
+    "endless rounds": (entry("step", "rounds", value=10**9), "rounds is not a whole number"),
+    "no step size": (entry("step", "rate", value=0), "rate is not a step size"),
+    "a step too far": (entry("step", "rate", value=2), "rate is not a step size"),
+    "no gain": (entry("step", "gained", value=None), "gained is not a number"),
+    "another structure": (entry("step", "before", "structure", value="diagonal"), "shapes of a diagonal mixture"),
+    "no Gaussians": (lacking("before/means"), "it has no array before/means"),
+    "odd base draws": (array("before/base", np.zeros((5, 6))), "base draws not pairs"),
+    "no base draws": (array("before/base", np.zeros((0, 6))), "base draws not pairs"),
+    "values of other draws": (array("before/values", np.zeros((2, 8))), "before/values does not have the shape"),
+    "a gradient too few": (array("before/gradient", np.zeros((1, 6))), "before/gradient does not have the shape"),
+    "diagonals": (array("before/hessian", np.zeros((2, 6))), "it has no array before/hessian"),
+    "an infinite Hessian": (array("before/hessian", np.full((2, 6, 6), np.inf)), "before/hessian is not finite"),
+    "weights before": (array("before/certificate/own", 2 * EVEN), "before/certificate/own are not weights"),
+    "less than nothing exchanged": (entry("traffic", value=-1), "traffic is not a whole number"),
+}
+WRONG_DRAWS = {
+    "other draws than it says": (entry("asked", "num_draws", value=65), "theta are not points .* as many as it says"),
+    "no draws": (entry("asked", "num_draws", value=0), "num_draws is not a whole number from 1"),
+    "odd base draws": (entry("asked", "num_base", value=3), "num_base is not an even number"),
+    "no seed": (entry("asked", "key", value=[-1, 0]), "key is not a seed"),
+    "a long digest": (entry("asked", "posterior", value="f" * 100), "posterior is not a printable text"),
+    "no centres": (array("centres", np.zeros((0, 6))), "centres and its Gaussians are not from 1 to 256"),
+    "too many centres": (array("centres", np.zeros((257, 6))), "centres and its Gaussians are not from 1 to 256"),
+    "NaN draws": (array("theta", np.full((NUM_DRAWS, 6), np.nan)), "theta are not finite"),
+    "nobody": (entry("shares", value=[]), "not those of different shards"),
+    "somebody twice": (entry("shares", value=[[1, 3, "a", "1/3"]] * 2), "not those of different shards"),
+    "shard 4 of 3": (entry("shares", value=[[4, 3, "a", "1/3"]]), "shard is not a whole number from 1 to 3"),
+    "no share": (entry("shares", value=[[1, 3, "a"]]), "something that is not a shard"),
+    "a share for a terminal": (entry("shares", value=[[1, 3, "\x1b", "1/3"]]), "label is not a printable text"),
+}
+WRONG_SCORES = {
+    "NaN": (array("values", NAN), "values are not a log density"),
+    "plus infinity": (array("values", np.full(NUM_DRAWS, np.inf)), "values are not a log density"),
+    "beyond all": (array("values", np.full(NUM_DRAWS, 1e300)), "values are not a log density"),
+    "other draws than it says": (entry("asked", "num_draws", value=10**6), "values are not a log density"),
+    "no errors": (lacking("errors"), "it has no array errors"),
+    "errors below zero": (array("errors", -np.ones(NUM_DRAWS)), "errors are not positive"),
+    "other dimensions": (array("echo", np.zeros(4)), "gradient does not have the shape"),
+    "no dimensions": (array("echo", np.zeros(0)), "echo has no dimensions"),
+    "a centre too few": (array("centres/value", np.zeros(1)), "not those at the same centres"),
+    "half a Hessian": (array("centres/hessian", np.zeros((2, 5))), "neither matrices nor diagonals in 3"),
+    "no variation of rows": (lacking("rows/products"), "it has no array rows/products"),
+    "rows that vary less than nothing": (array("rows/products", -np.ones(6)), "rows/products are not those"),
+    "rows of other dimensions": (array("rows/gradient", np.zeros(2)), "rows/gradient does not have the shape"),
+    "a Gaussian too few": (array("moments/gradient", np.zeros((1, 3))), "not those of the same Gaussians"),
+    "other base draws": (entry("asked", "num_base", value=6), "moments/values does not have the shape"),
+    "no base draws": (entry("asked", "num_base", value=0), "moments without base draws"),
+    "infinite moments": (array("moments/values", np.full((2, 4), -np.inf)), "moments/values is not finite"),
+    "shard 4 of 3": (entry("shard", value=4), "shard is not a whole number from 1 to 3"),
+    "no prior": (entry("proper", value=None), "proper is neither true nor false"),
+    "no rows": (entry("num_rows", value=-1), "num_rows is not a whole number"),
+}
+WRONG = {
+    f"{kind}: {name}": (kind, *wrong)
+    for kind, listed in (("posterior", WRONG_POSTERIOR), ("draws", WRONG_DRAWS), ("scores", WRONG_SCORES))
+    for name, wrong in listed.items()
+}
+
+
+@pytest.fixture(scope="module")
+def contents():
+    return {
+        "posterior": pack_posterior(refined_posterior()),
+        "draws": pack_draws(some_draws()),
+        "scores": pack_scores(some_scores()),
+    }
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_sealed_file_with_something_wrong_in_it_is_refused(tmp_path, contents, name):
+    kind, change, sentence = WRONG[name]
+    path = tmp_path / "site.epvi"
+    path.write_bytes(changed(contents[kind], change))
+    refused(
+        lambda: epvi.load(path), rf"site\.epvi is not a usable \.epvi file: .*({sentence})", most=400 + len(str(path))
+    )
+
+
+def check_sentence(sentence, most):
+    assert "site-2.epvi" in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < most
+
+
+def test_hostile_files_of_later_rounds_are_refused_or_can_be_used(tmp_path, contents, untyped):
+    good = [seal(contents[kind]) for kind in ("posterior", "posterior", "draws", "scores")]
+    path = tmp_path / "site-2.epvi"
+    outcomes = set()
+    for way, content in itertools.islice(inputs(good, 11), 400):
+        path.write_bytes(content)
+        start = time.perf_counter()
+        try:
+            found = epvi.load(path)
+        except EpviError as error:
+            check_sentence(str(error), 400 + len(str(path)))
+            outcomes.add((way, "refused"))
+        else:
+            outcomes.add((type(found), "loaded"))
+            assert repr(found).isprintable()
+            if isinstance(found, epvi.Posterior):
+                assert str(found.status).isprintable()
+        assert time.perf_counter() - start < 5
+    assert {(kind, "loaded") for kind in (epvi.Posterior, epvi.Draws, Scores)} <= outcomes
+    assert {("record", "refused"), ("numbers", "refused")} <= outcomes
+
+
+def test_what_is_of_another_kind_is_refused_by_what_it_is(tmp_path):
+    draws, scores = some_draws().save(tmp_path / "draws.epvi"), some_scores().save(tmp_path / "scores.epvi")
+    fit = some_fit().save(tmp_path / "fit.epvi")
+    refused(lambda: load_only(draws, epvi.Posterior), r"draws\.epvi holds draws to score: pass a file of a posterior")
+    refused(
+        lambda: load_only(fit, Scores), r"fit\.epvi holds a shard's fit: pass a file of a site's scores \(epvi score\)"
+    )
+    refused(lambda: load_only(scores, epvi.Draws), r"scores\.epvi holds a site's scores: pass a file of draws to score")
+
+
+def test_the_handover_page_names_every_entry_and_every_array(contents):
+    page = (Path(__file__).parents[1] / "docs" / "handover.md").read_text()
+    parts = {kind: content.record for kind, content in contents.items()}
+    parts |= {name: contents["posterior"].record[name] for name in ("certificate", "step")}
+    names = {name for part in [*parts.values(), parts["draws"]["asked"]] for name in part}
+    names |= {name for content in contents.values() for name in content.arrays if not name[0].isdigit()}
+    # Of the certificate before the last step the arrays have the same names as those of the posterior's own.
+    missing = [name for name in names if f"`{name}`" not in page and not name.startswith("before/certificate/")]
+    assert not missing
+
+
+def test_an_answer_of_other_derivatives_is_refused_at_the_centre():
+    from epvi.hub.asking import digest_of, draws_of
+
+    fits = [dataclasses.replace(some_fit(k=1, shard=1), num_shards=1, prior=Fraction(1))]
+    posterior = epvi.combine(fits)
+    asked = Asked(digest_of(posterior), NUM_DRAWS, 0, (0, 0))
+    draws = draws_of(posterior, asked)
+    d = posterior.space.dim
+    scores = dataclasses.replace(
+        some_scores(moments=False, exact=True, d=d),
+        asked=asked,
+        shard=1,
+        num_shards=1,
+        prior=Fraction(1),
+        num_rows=fits[0].num_rows,
+        values=np.zeros(NUM_DRAWS),
+        echo=draws.theta[-1],
+        centres=Derivatives(np.zeros(1), np.zeros((1, d)), -np.eye(d)[None]),
+        rows=Variation(np.zeros(d), np.eye(d)),
+    )
+    assert epvi.certify(posterior, [scores]).num_draws == NUM_DRAWS
+    diagonal = dataclasses.replace(scores, centres=Derivatives(np.zeros(1), np.zeros((1, d)), -np.ones((1, d))))
+    refused(lambda: epvi.certify(posterior, [diagonal]), "has not answered with whole Hessians, as asked")
+    diagonal = dataclasses.replace(scores, rows=Variation(np.zeros(d), np.ones(d)))
+    refused(lambda: epvi.certify(posterior, [diagonal]), "has not answered with whole Hessians, as asked")
