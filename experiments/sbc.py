@@ -89,7 +89,8 @@ def draw(counts: np.ndarray, p: np.ndarray, picture: Path) -> None:
         axis.set_xlabel(f"rank among {DRAWS} draws")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("data sets")
-    axes[0].legend(loc="lower left", fontsize=7, framealpha=0.9)
+    axes[0].set_ylim(0, 1.25 * max(high, np.max(counts)))
+    axes[0].legend(loc="upper left", fontsize=8, frameon=False)
     figure.savefig(picture, dpi=150)
     plt.close(figure)
 
