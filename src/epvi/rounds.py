@@ -109,7 +109,7 @@ def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> t
     traffic = posterior.traffic + len(scores) * sent + sum(one.num_numbers for one in scores)
     posterior = dataclasses.replace(posterior, traffic=traffic)
     answered = collect(posterior, scores)
-    return posterior, answered, certificate_of(posterior, answered)
+    return posterior, answered, certificate_of(posterior, answered, one_table=True)
 
 
 def _better(refined: Posterior, first: Posterior) -> Posterior:

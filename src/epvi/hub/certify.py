@@ -111,14 +111,16 @@ def certify(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing:
     return certificate_of(posterior, collect(posterior, scores), accept_missing)
 
 
-def certificate_of(posterior: "Posterior", answered: Answered, accept_missing: bool = False) -> Certificate:
-    """The certificate of answers that were checked."""
+def certificate_of(
+    posterior: "Posterior", answered: Answered, accept_missing: bool = False, one_table: bool = False
+) -> Certificate:
+    """The certificate of answers that were checked; of `one_table` when its rows were split by epvi itself."""
     if not np.any(np.isfinite(answered.log_p)):
         raise EpviError("no draw of the posterior is possible for all shards: look at posterior.conflict().")
     weights = weigh(answered.proposal, answered.log_p, posterior.mixture)
     gradients, products = (np.stack([one.rows[i] for one in answered.scores]) for i in (0, 1))
     agreed = agreement(gradients, products, np.array([one.num_rows for one in answered.scores], np.float64))
-    verdict = judge(posterior, answered, weights, agreed, accept_missing)
+    verdict = judge(posterior, answered, weights, agreed, accept_missing, one_table)
     return Certificate(
         verdict=verdict.word,
         text=verdict.text,

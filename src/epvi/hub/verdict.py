@@ -30,7 +30,7 @@ _HEAVY, _TAIL = 0.7, 0.3
 _MASS = 0.01
 # Scores that are known to fewer nats than this do not tell enough.
 _DOUBT = 0.1
-# Scores of two shards that differ by less than this, up to a constant, are those of the same rows.
+# Answers of two shards that differ by less than this part are those of the same rows.
 _SAME_ROWS = 1e-6
 
 
@@ -43,13 +43,18 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    posterior: "Posterior", answered: Answered, weights: Weights, agreed: Agreement, accept_missing: bool
+    posterior: "Posterior",
+    answered: Answered,
+    weights: Weights,
+    agreed: Agreement,
+    accept_missing: bool,
+    one_table: bool,
 ) -> Verdict:
-    """Join the signals."""
+    """Join the signals; shards of one table have different rows, also where these hold the same values."""
     uneven = _uneven(weights)
     faults = [
         *_shares(posterior, accept_missing),
-        *_same_rows(answered),
+        *([] if one_table else _same_rows(answered)),
         *_conflicts(answered, agreed),
         *_lost_modes(answered, weights),
         *([uneven] if uneven else []),
@@ -93,20 +98,38 @@ def _shares(posterior: "Posterior", accept_missing: bool) -> list[str]:
 
 
 def _same_rows(answered: Answered) -> list[str]:
-    """Pairs of shards whose scores are the same up to a constant, as those of copied rows are."""
+    """The first pair of shards with the same rows: by their hash, or by answers that are the same up to a constant.
+
+    Of tall shards the scores come from parts of the rows, each shard's own, but the gradients from all.
+    """
     scores = answered.scores
-    varied = np.stack([one.values - np.mean(one.values[:8]) for one in scores])
-    varied = np.where(np.isfinite(varied), varied, 0.0)
-    scale = np.max(np.abs(varied), axis=1) + 1e-300
-    for a in range(len(scores)):
-        near = np.max(np.abs(varied[a + 1 :] - varied[a]), axis=1) <= _SAME_ROWS * scale[a]
-        if np.any(near):
-            b = a + 1 + int(np.argmax(near))
-            return [
-                f"{scores[a].called} and {scores[b].called} give the same scores, so the same rows count twice; leave"
-                " one out, and let the other carry its share of the prior."
-            ]
-    return []
+    values = np.stack([one.values - np.mean(one.values[:8]) for one in scores])
+    gradients = np.stack([one.centres.gradient.ravel() for one in scores])
+    pair = _same_hash(answered) or _first_alike(np.where(np.isfinite(values), values, 0.0)) or _first_alike(gradients)
+    if pair is None:
+        return []
+    a, b = (scores[m].called for m in pair)
+    return [
+        f"{a} and {b} have scored the same rows, which count twice; leave one out, and let the other carry its share of"
+        " the prior."
+    ]
+
+
+def _same_hash(answered: Answered) -> tuple[int, int] | None:
+    seen: dict[str, int] = {}
+    for m, one in enumerate(answered.scores):
+        if one.made_of.rows and seen.setdefault(one.made_of.rows, m) != m:
+            return seen[one.made_of.rows], m
+    return None
+
+
+def _first_alike(answers: Float[np.ndarray, "M n"]) -> tuple[int, int] | None:
+    scale = np.max(np.abs(answers), axis=1)
+    for a in range(len(answers) - 1):
+        alike = np.max(np.abs(answers[a + 1 :] - answers[a]), axis=1) < _SAME_ROWS * scale[a]
+        if np.any(alike):
+            return a, a + 1 + int(np.argmax(alike))
+    return None
 
 
 def _conflicts(answered: Answered, agreed: Agreement) -> list[str]:
@@ -126,7 +149,8 @@ def _lost_modes(answered: Answered, weights: Weights) -> list[str]:
     means = np.asarray(proposal.modes.means)
     for p in range(proposal.num_modes, len(means)):
         log_mass = _log_mass(*(array[p] for array in answered.centres))
-        share = log_mass - np.logaddexp(log_mass, float(weights.log_evidence.value))
+        # The evidence has the mode in it: some of the draws come from there.
+        share = min(log_mass - float(weights.log_evidence.value), 0.0)
         if share > np.log(_MASS):
             return [
                 f"it lacks a mode that shards have found and that holds about {np.exp(share):.0%} of the mass; refine"

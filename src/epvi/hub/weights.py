@@ -76,7 +76,11 @@ def _smoothed(log_w: Float[np.ndarray, " S"]) -> tuple[Float[np.ndarray, " S"], 
     if np.ptp(floored) < 1e-9:
         return floored, -np.inf
     # It takes log likelihoods, as for leaving rows out, where the weights are their inverses.
-    smooth, k_hat = array_stats.psislw(-floored)
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        smooth, k_hat = array_stats.psislw(-floored)
+    # One draw that has all of the weight leaves no tail to fit.
+    if not np.all(np.isfinite(smooth)) or not np.isfinite(k_hat):
+        return floored, np.inf
     return np.asarray(smooth, np.float64), float(k_hat)
 
 

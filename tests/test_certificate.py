@@ -1,0 +1,385 @@
+"""The second and further rounds: evidence, weights, agreement and steps beside their formulas on paper."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import naive
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from arviz_stats.base.array import array_stats
+from scipy.special import logsumexp, softmax
+from scipy.stats import binom, multivariate_normal
+
+import epvi
+from epvi import Diagonal, Full, GaussianMixture, Spherical
+from epvi.draws import mapped
+from epvi.hub.agreement import agreement
+from epvi.hub.answered import collect
+from epvi.hub.asking import propose
+from epvi.hub.normals import base_draws
+from epvi.hub.refine import Moments, settle, stepped
+from epvi.hub.weights import weigh
+from epvi.rounds import Rounds, run_rounds
+from epvi.scores import Expected
+
+PRIOR_SD = 1.5
+
+
+def line(x, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, PRIOR_SD).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ theta, 1.0), obs=y)
+
+
+def counts(x, y=None):
+    theta = numpyro.sample("theta", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(x @ theta)), obs=y)
+
+
+LINE, COUNTS = epvi.Model(line), epvi.Model(counts)
+
+
+def columns(n, seed=0):
+    """Correlated ones, so that a diagonal covariance is wrong."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, 3)) @ np.array([[1.0, 0.3, 0.1], [0.0, 1.0, 0.2], [0.0, 0.0, 0.9]])
+    return rng, x
+
+
+def line_rows(n=320):
+    rng, x = columns(n)
+    return {"x": x, "y": x @ np.array([1.0, -0.5, 0.2]) + rng.normal(size=n)}
+
+
+def count_rows(n=24):
+    rng, x = columns(n)
+    return {"x": x, "y": rng.poisson(np.exp(x @ np.array([-1.0, 0.3, 0.2])))}
+
+
+class Study(NamedTuple):
+    """A model, its rows in parts, and the product of the parts' fits."""
+
+    model: epvi.Model
+    parts: list
+    posterior: epvi.Posterior
+
+    def ask(self, draws):
+        num = len(self.parts)
+        return [epvi.score(self.model, rows, draws, f"{m}/{num}") for m, rows in enumerate(self.parts, start=1)]
+
+    def certificate(self):
+        return epvi.certify(self.posterior, self.ask(self.posterior.ask(moments=False, seed=0)))
+
+    def from_gaussian(self, mean, covariance):
+        """The same study with another posterior to begin with."""
+        mixture = GaussianMixture.from_covariances(np.asarray(mean)[None], np.asarray(covariance)[None])
+        product = dataclasses.replace(self.posterior.product, mixture=mixture)
+        return self._replace(posterior=dataclasses.replace(self.posterior, product=product))
+
+
+def study_of(model, rows, num, covariance=None):
+    n = len(rows["y"])
+    parts = [{name: column[m * n // num : (m + 1) * n // num] for name, column in rows.items()} for m in range(num)]
+    inference = epvi.NVI(1, covariance)
+    fits = [epvi.fit_shard(model, part, f"{m}/{num}", inference=inference) for m, part in enumerate(parts, start=1)]
+    return Study(model, parts, epvi.combine(fits))
+
+
+def exact_line(rows):
+    x, y = rows["x"], rows["y"]
+    covariance = np.linalg.inv(x.T @ x + np.eye(3) / PRIOR_SD**2)
+    return covariance @ x.T @ y, covariance
+
+
+@pytest.fixture(scope="module")
+def skewed():
+    return study_of(COUNTS, count_rows(), 3)
+
+
+@pytest.mark.parametrize(("num", "covariance"), [(1, Full()), (1, Diagonal()), (8, Diagonal()), (32, Full())])
+def test_the_log_evidence_is_the_exact_one(num, covariance):
+    rows = line_rows()
+    certificate = study_of(LINE, rows, num, covariance).certificate()
+    spread = np.eye(len(rows["y"])) + PRIOR_SD**2 * rows["x"] @ rows["x"].T
+    exact = multivariate_normal(np.zeros(len(spread)), spread).logpdf(rows["y"])
+    value, error = (float(part) for part in certificate.log_evidence)
+    assert error < 0.05
+    assert abs(value - exact) < 3 * error + 1e-6
+    # A fit that is exact has nothing to be uncertain about.
+    assert (error < 1e-6) == isinstance(covariance, Full)
+    assert float(certificate.elbo.value) < exact + 1e-6
+
+
+def test_under_a_flat_prior_there_is_no_evidence():
+    def flat(y):
+        theta = numpyro.sample("theta", dist.ImproperUniform(dist.constraints.real, (), ()))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(theta, 1.0), obs=y)
+
+    study = study_of(epvi.Model(flat), {"y": np.random.default_rng(0).normal(size=20)}, 2)
+    certificate = study.certificate()
+    assert certificate.log_evidence is None
+    assert certificate.verdict == "trust"
+    assert "evidence" not in str(certificate)
+
+
+def test_draws_have_the_density_that_they_are_said_to_come_from(skewed):
+    rng = np.random.default_rng(0)
+    q = naive.random_mixture(rng, "full", 2, 3)
+    far = GaussianMixture.from_covariances(np.array([[0.0, 0.0, 0.0], [30.0, 0.0, 0.0]]), np.stack([np.eye(3)] * 2))
+    fits = (dataclasses.replace(skewed.posterior.fits[0], mixture=far), *skewed.posterior.fits[1:])
+    product = dataclasses.replace(skewed.posterior.product, mixture=q)
+    posterior = dataclasses.replace(skewed.posterior, product=product, fits=fits)
+    draws = posterior.ask(1024, moments=False, seed=0)
+    proposal = propose(posterior, draws.asked)
+    np.testing.assert_array_equal(proposal.theta, draws.theta)
+    weights, means, covariances = naive.dense(q)
+    # exp(3 nats / d) is wider than twice.
+    wide = GaussianMixture.from_covariances(means, 2.0**2 * covariances, weights)
+    for theta, log_g, log_q in zip(proposal.theta[::32], proposal.log_g[::32], proposal.log_q[::32], strict=True):
+        own, inflated = (np.exp(naive.log_density(source, theta)) for source in (q, wide))
+        lost = multivariate_normal([30.0, 0.0, 0.0], np.eye(3)).pdf(theta)
+        assert log_q == pytest.approx(np.log(own))
+        assert log_g == pytest.approx(np.log((13 * own + 2 * inflated + lost) / 16))
+
+
+def naive_weights(proposal, log_p):
+    """Sums as they stand on paper: w = p/g and v = q/g over all draws."""
+    top = np.max(log_p)
+    w = [np.exp(p - top - g) for p, g in zip(log_p, proposal.log_g, strict=True)]
+    v = [np.exp(q - g) for q, g in zip(proposal.log_q, proposal.log_g, strict=True)]
+    return np.array(w), np.array(v), top
+
+
+def test_weights_are_what_the_formulas_say(skewed):
+    q = skewed.posterior.mixture
+    draws = skewed.posterior.ask(moments=False, seed=0)
+    answered = collect(skewed.posterior, skewed.ask(draws))
+    proposal, log_p = answered.proposal, answered.log_p
+    found = weigh(proposal, log_p, q)
+    w, v, top = naive_weights(proposal, log_p)
+    smooth, k_hat = array_stats.psislw(-np.log(w))
+    corrected = np.exp(smooth) / np.sum(np.exp(smooth))
+    np.testing.assert_allclose(found.corrected, corrected, rtol=1e-9)
+    np.testing.assert_allclose(found.own, v / np.sum(v), rtol=1e-9)
+    assert found.k_hat == pytest.approx(float(k_hat))
+    assert found.ess == pytest.approx(np.sum(corrected) ** 2 / np.sum(corrected**2))
+    assert found.efficiency == pytest.approx(found.ess / (np.sum(v) ** 2 / np.sum(v**2)))
+    ratios = [log_p[s] - proposal.log_q[s] for s in range(proposal.num_own)]
+    assert float(found.elbo.value) == pytest.approx(np.mean(ratios))
+    assert float(found.elbo.standard_error) == pytest.approx(np.std(ratios, ddof=1) / np.sqrt(len(ratios)))
+    assert float(found.log_evidence.value) == pytest.approx(top + np.log(np.mean(w) / np.mean(v)))
+    # The smoothed weights are the plain ones but for the largest.
+    bulk = np.argsort(w)[: -int(3 * np.sqrt(len(w))) - 1]
+    np.testing.assert_allclose(corrected[bulk] / corrected[bulk[0]], w[bulk] / w[bulk[0]], rtol=1e-9)
+
+
+def test_the_corrected_summary_is_that_of_plain_importance_sampling_with_many_draws(skewed):
+    certificate = skewed.certificate()
+    found = skewed.posterior.with_certificate(certificate).summary(num_samples=2**14)
+    q, n = skewed.posterior.mixture, 200_000
+    _, mean, covariance = (part[0] for part in naive.dense(q))
+    # Wider than the posterior, so that weights are bounded.
+    g = multivariate_normal(mean, 2 * covariance)
+    theta = g.rvs(n, random_state=np.random.default_rng(0))
+    rows = count_rows()
+    logits = theta @ rows["x"].T
+    log_p = np.sum(rows["y"] * logits - np.exp(logits), axis=1) - 0.5 * np.sum(theta**2, axis=1)
+    weights = softmax(log_p - g.logpdf(theta))
+    expected = weights @ theta
+    sd = np.sqrt(weights @ (theta - expected) ** 2)
+    plain = np.sqrt(weights**2 @ (theta - expected) ** 2)
+    noise = np.sqrt((certificate.weights - certificate.own) ** 2 @ (certificate.theta - expected) ** 2)
+    uncorrected = skewed.posterior.summary().mean
+    assert np.max(np.abs(uncorrected - expected) / sd) > 0.1
+    np.testing.assert_array_less(np.abs(found.mean - expected), 4 * np.hypot(plain, noise))
+    # Of an sd the standard error is about that of a mean over the square root of two.
+    np.testing.assert_allclose(found.sd, sd, atol=4 * float(np.max(np.hypot(plain, noise))))
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_shards_of_one_model_are_flagged_as_rarely_as_is_said(diagonal):
+    rng = np.random.default_rng(1)
+    runs, num, d = 4000, 6, 3
+    shapes = rng.normal(size=(num, d, d + 2)) * rng.uniform(0.5, 3.0, size=(num, 1, 1))
+    informations = shapes @ np.swapaxes(shapes, 1, 2)
+    if diagonal:
+        informations = informations * np.eye(d)
+    roots = np.linalg.cholesky(informations)
+    theta, p = rng.normal(size=d), []
+    for _ in range(runs):
+        # A shard's estimate is about θ with its information; the point is anywhere near.
+        noise = np.einsum("mij,mj->mi", roots, rng.normal(size=(num, d)))
+        at = theta + 0.3 * rng.normal(size=d)
+        gradients = informations @ (theta - at) + noise
+        hessians = -np.diagonal(informations, axis1=1, axis2=2) if diagonal else -informations
+        p.append(agreement(gradients, hessians))
+    flagged = sum(bool(one.flagged) for one in p)
+    # Bonferroni's bound is nearly reached.
+    low, high = binom.ppf([1e-4, 1 - 1e-4], runs, 0.005)
+    assert 0.5 * low <= flagged <= high
+    each = np.array([one.p for one in p]) / num
+    for level in (0.01, 0.05, 0.15):
+        low, high = binom.ppf([1e-4, 1 - 1e-4], runs, level)
+        counts = np.sum(each < level, axis=0)
+        assert np.all((counts >= low) & (counts <= high))
+
+
+def test_a_shard_that_is_off_is_flagged_first():
+    rng = np.random.default_rng(2)
+    informations = np.stack([20 * np.eye(2)] * 8)
+    estimates = rng.normal(size=(8, 2)) / np.sqrt(20)
+    estimates[5] += 2.0
+    gradients = np.einsum("mij,mj->mi", informations, estimates - estimates.mean(axis=0))
+    found = agreement(gradients, -informations)
+    # So far off that it moves the mode away from others as well.
+    assert found.flagged[0] == 5
+    assert found.p[5] == min(found.p)
+
+
+def two_gaussians(structure):
+    rng = np.random.default_rng(4)
+    d = 2
+    covariances = naive.random_covariances(rng, structure, 2, d)
+    gaussians = GaussianMixture.from_covariances(np.array([[0.0, 0.0], [1.5, -1.0]]), covariances, [0.3, 0.7])
+    base = base_draws(64, d, (0, 1))
+    # log p of something smooth, that the answers are made of.
+    bend = np.array([[1.3, 0.4], [0.4, 0.8]])
+
+    def log_p(theta):
+        return -0.5 * theta @ bend @ theta + 0.3 * jnp.sin(theta[0]) + 0.1 * theta[1]
+
+    return gaussians, base, log_p
+
+
+def naive_step(gaussians, base, log_p, rate, diagonal):
+    """The formulas of a natural-gradient step, term by term."""
+    weights, means, covariances = naive.dense(gaussians)
+
+    def log_q(theta):
+        terms = []
+        for w, m, c in zip(weights, means, covariances, strict=True):
+            precision = np.linalg.inv(c)
+            log_det = np.linalg.slogdet(precision / (2 * np.pi))[1]
+            terms.append(np.log(w) + 0.5 * log_det - 0.5 * (theta - m) @ precision @ (theta - m))
+        return jax.scipy.special.logsumexp(jnp.stack(terms))
+
+    def difference(theta):
+        return log_p(theta) - log_q(theta)
+
+    @jax.jit
+    def averages(points):
+        of_p = [jax.vmap(f)(points) for f in (log_p, jax.grad(log_p), jax.hessian(log_p))]
+        both = [jax.vmap(f)(points).mean(axis=0) for f in (difference, jax.grad(difference), jax.hessian(difference))]
+        return of_p, both
+
+    new_means, new_precisions, logs, answers = [], [], [], []
+    for c, points in enumerate(mapped(gaussians, base)):
+        of_p, (gain, slope, bend) = jax.device_get(averages(points))
+        precision = np.linalg.inv(covariances[c]) - rate * (np.diag(np.diagonal(bend)) if diagonal else bend)
+        new_means.append(means[c] + rate * np.linalg.solve(precision, slope))
+        new_precisions.append(precision)
+        logs.append(np.log(weights[c]) + rate * gain)
+        answers.append(of_p)
+    return np.stack(new_means), np.stack(new_precisions), np.exp(np.array(logs) - logsumexp(logs)), answers
+
+
+@pytest.mark.parametrize("structure", ["full", "diagonal"])
+def test_a_step_is_what_the_formulas_say(structure):
+    gaussians, base, log_p = two_gaussians(structure)
+    diagonal = structure == "diagonal"
+    with jax.enable_x64(True), jax.numpy_rank_promotion("allow"):
+        means, precisions, weights, answers = naive_step(gaussians, base, log_p, 0.6, diagonal)
+    values, gradients, hessians = (np.array([one[i] for one in answers]) for i in range(3))
+    hessian = np.mean(hessians, axis=1)
+    hessian = np.diagonal(hessian, axis1=1, axis2=2) if diagonal else hessian
+    after = stepped(Moments(gaussians, base, Expected(values, np.mean(gradients, axis=1), hessian)), 0.6)
+    found_weights, found_means, found_covariances = naive.dense(after)
+    np.testing.assert_allclose(found_weights, weights, rtol=1e-8)
+    np.testing.assert_allclose(found_means, means, rtol=1e-8)
+    np.testing.assert_allclose(np.linalg.inv(found_covariances), precisions, rtol=1e-7, atol=1e-9)
+
+
+def test_one_step_on_a_gaussian_posterior_lands_on_it():
+    rows = line_rows()
+    study = study_of(LINE, rows, 4, Spherical())
+    mean, covariance = exact_line(rows)
+    assert np.max(np.abs(study.posterior.mixture.mean() - mean)) > 1e-3
+    refined = epvi.refine(study.posterior, study.ask(study.posterior.ask(seed=0)))
+    np.testing.assert_allclose(refined.mixture.mean(), mean, atol=1e-9)
+    np.testing.assert_allclose(refined.mixture.covariance(), covariance, atol=1e-9)
+    settled = epvi.refine(refined, study.ask(refined.ask(seed=0)))
+    assert settled.step.before is None
+    assert settled.certificate.verdict == "trust"
+    np.testing.assert_allclose(settled.mixture.mean(), mean, atol=1e-9)
+
+
+def misled(scores, factor):
+    """Answers whose gradients are not those of their values."""
+    return [
+        dataclasses.replace(one, moments=one.moments._replace(gradient=factor * one.moments.gradient + factor))
+        for one in scores
+    ]
+
+
+def test_a_step_that_makes_it_worse_is_undone(skewed):
+    start = skewed.posterior
+    scores = skewed.ask(start.ask(seed=0))
+    before = epvi.certify(start, scores)
+    wrong = epvi.refine(start, misled(scores, -3.0))
+    assert wrong.step.before is not None
+    answers = skewed.ask(wrong.ask(seed=0))
+    assert float(epvi.certify(wrong, answers).elbo.value) < float(before.elbo.value) - 0.1
+    undone = settle(wrong, answers)
+    np.testing.assert_allclose(undone.mixture.mean(), start.mixture.mean(), rtol=1e-12)
+    assert undone.step.rate == 0.5
+    assert undone.step.gained == 0.0
+    assert float(undone.certificate.elbo.value) == float(before.elbo.value)
+
+
+def first_and_last(study, ask):
+    """The certificates without refinement and with it."""
+    key = jax.random.key(0)
+    made = [run_rounds(study.posterior, ask, Rounds(True, most), key).certificate for most in (0, 3)]
+    assert float(made[1].elbo.value) >= float(made[0].elbo.value)
+    return made
+
+
+@pytest.mark.parametrize("start", ["far", "narrow"])
+def test_refinement_goes_up(skewed, start):
+    d = skewed.posterior.space.dim
+    mean = skewed.posterior.mixture.mean() + (2.0 if start == "far" else 0.0)
+    study = skewed.from_gaussian(mean, (0.1 if start == "far" else 1e-4) * np.eye(d))
+    first, last = first_and_last(study, study.ask)
+    assert float(last.elbo.value) > float(first.elbo.value) + 1
+
+
+def test_where_every_step_overshoots_refinement_stays_where_it_began(skewed):
+    # Most of the gradient comes from a few draws, where rates are astronomical.
+    study = skewed.from_gaussian([4.0, -3.0, 2.0], np.eye(3))
+    first, last = first_and_last(study, study.ask)
+    assert float(last.elbo.value) == float(first.elbo.value)
+    assert last.verdict == "do not trust"
+
+
+def test_answers_that_mislead_leave_the_posterior_as_it_was(skewed):
+    def ask(draws):
+        return misled(skewed.ask(draws), -2.0) if draws.base.size else skewed.ask(draws)
+
+    first, last = first_and_last(skewed, ask)
+    assert float(last.elbo.value) == float(first.elbo.value)
+
+
+def test_the_rounds_give_the_same_for_one_and_two_workers():
+    rows = line_rows(120)
+    one, two = (epvi.fit(LINE, rows, 3, executor=workers, seed=3) for workers in (1, 2))
+    np.testing.assert_array_equal(one.mixture.means, two.mixture.means)
+    np.testing.assert_array_equal(one.mixture.roots, two.mixture.roots)
+    np.testing.assert_array_equal(one.certificate.weights, two.certificate.weights)
+    assert one.certificate.to_json() == two.certificate.to_json()
+    assert one.bytes_exchanged == two.bytes_exchanged
