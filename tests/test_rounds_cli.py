@@ -241,11 +241,12 @@ def mistaken(made):
         values = tuple(2 * value for value in scores.made_of.prior_values)
         dataclasses.replace(scores, made_of=dataclasses.replace(scores.made_of, prior_values=values)).save("model.epvi")
         call("certify", "posterior-2.epvi", "--draws", "seed.epvi", "--seed", "9", "--num-draws", "64")
-        second = epvi.load(made[3][0])
-        for m in SITES:
-            asked = epvi.load("seed.epvi").asked
-            dataclasses.replace(second, asked=asked, values=second.values[:64], errors=np.zeros(64), shard=m).save(
-                f"seed-{m}.epvi"
+        other = epvi.load("seed.epvi")
+        for file in made[3]:
+            second = epvi.load(file)
+            asked = {"asked": other.asked, "echo": other.theta[-1]}
+            dataclasses.replace(second, **asked, values=second.values[:64], errors=np.zeros(64)).save(
+                f"seed-{second.shard}.epvi"
             )
         content = pack_scores(scores)
         (folder / "nan.epvi").write_bytes(

@@ -47,6 +47,7 @@ def some_certificate(posterior, seed=0, **changes):
         efficiency=0.7,
         k_hat=-np.inf,
         mean_shift=0.1 + 0.2,
+        mean_error=0.01,
         sd_ratios=(1 / 3, 0.9),
         elbo=Estimate(np.asarray(-np.inf), np.asarray(np.inf)),
         log_evidence=Estimate(np.asarray(-100.25), np.asarray(0.1)),
@@ -69,7 +70,8 @@ def some_moments(d, structure, seed=0):
 
 def refined_posterior(structure=epvi.Full()):  # noqa: B008
     made = some_posterior()
-    step = Step(2, 0.5, np.inf, some_moments(made.space.dim, structure), some_certificate(made, 1, log_evidence=None))
+    before, certificate = some_moments(made.space.dim, structure), some_certificate(made, 1, log_evidence=None)
+    step = Step(2, 0.5, np.inf, before, made.fits[0].mixture, certificate)
     return dataclasses.replace(made, certificate=some_certificate(made), step=step, traffic=12345)
 
 
@@ -139,6 +141,7 @@ def test_a_posterior_comes_back_with_its_certificate_and_its_step(tmp_path, stru
     same(tuple(again.step.before.expected), tuple(made.step.before.expected))
     same(again.step.before.base, made.step.before.base)
     same(again.step.before.gaussians, made.step.before.gaussians)
+    same(again.step.mixture, made.step.mixture)
     assert again.traffic == 12345
     assert (str(again.status), again.bytes_exchanged) == (str(made.status), made.bytes_exchanged)
     np.testing.assert_array_equal(again.summary().mean, made.summary().mean)

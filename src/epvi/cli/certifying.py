@@ -9,7 +9,6 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, about_posterior, busy, counted, give, size_of, trusted
 from epvi.cli.writing import check_kind
-from epvi.errors import EpviError
 
 if TYPE_CHECKING:
     from epvi.draws import Draws
@@ -154,7 +153,6 @@ def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **
 
     before = load_only(posterior, Posterior)
     answers = _loaded(scores)
-    _check_pairs(before, answers)
     target = said["draws"] or check_kind(Path(f"draws-{_rounds(before.step) + 2}.epvi"), "draws")
     with busy("refining"):
         made = (settle if said["last"] else refine_once)(before, answers, accept_missing=said["accept_missing"])
@@ -174,21 +172,6 @@ def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **
 
 def _rounds(step: "Step | None") -> int:
     return 0 if step is None else step.rounds
-
-
-def _check_pairs(posterior: "Posterior", scores: "list[Scores]") -> None:
-    """Refuse answers that cannot be set beside those before the last step, draw by draw."""
-    from epvi.hub.asking import base_of, digest_of
-
-    waiting, asked = None if posterior.step is None else posterior.step.before, scores[0].asked
-    if waiting is None or not asked.num_base or asked.posterior != digest_of(posterior):
-        return
-    base = base_of(asked, posterior.space.dim)
-    if base.shape != waiting.base.shape or (abs(base - waiting.base) > 1e-6).any():
-        raise EpviError(
-            f"{scores[0].called} answers draws of another seed than those before the last step, with which they are"
-            " compared: have the sites score the draws that epvi refine wrote."
-        )
 
 
 def _next_draws(posterior: "Posterior", answer: "Scores") -> "Draws":

@@ -30,8 +30,9 @@ class Certificate:
 
     `verdict` is "trust", "trust with corrected weights" or "do not trust", and `text` says why and what to do. `ess` of
     `num_draws` draws count, `k_hat` is the Pareto shape of their weights' tail. `mean_shift` is by how many sds the
-    weights move the mean that moves most, `sd_ratios` the least and greatest factor by which they change an sd. `elbo`
-    and `log_evidence` are in nats (no evidence under a flat prior). `conflict` are p-values of the shards' agreement.
+    weights move the mean that moves most, `mean_error` the greatest standard error of a corrected mean, in sds, and
+    `sd_ratios` the least and greatest factor by which the weights change an sd. `elbo` and `log_evidence` are in nats
+    (no evidence under a flat prior), `doubt` how well the scores are known. `conflict` are p-values of the shards.
     `theta` are the draws with normalised `weights`, and `own` what the posterior itself would weigh them with;
     `corrects` says whether the weights are even enough to be used.
     """
@@ -43,6 +44,7 @@ class Certificate:
     efficiency: float
     k_hat: float
     mean_shift: float
+    mean_error: float
     sd_ratios: tuple[float, float]
     elbo: Estimate
     log_evidence: Estimate | None
@@ -95,7 +97,7 @@ class Certificate:
         }
 
 
-_NUMBERS = ("ess", "efficiency", "k_hat", "mean_shift", "doubt")
+_NUMBERS = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 
 
 def certify(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing: bool = False) -> Certificate:
@@ -129,6 +131,7 @@ def certificate_of(
         efficiency=weights.efficiency,
         k_hat=weights.k_hat,
         mean_shift=float(np.max(np.abs(weights.shift))),
+        mean_error=float(np.max(weights.noise)),
         sd_ratios=(float(np.min(weights.sd_ratio)), float(np.max(weights.sd_ratio))),
         elbo=weights.elbo,
         log_evidence=weights.log_evidence if answered.proper else None,

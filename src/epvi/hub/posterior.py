@@ -100,6 +100,8 @@ class Posterior:
         """
         if self.certificate is not None:
             return self.certificate.status
+        if self.step is not None:
+            return self.product.status
         lost = sum(fit.gap for fit in self.fits if not math.isnan(fit.gap))
         if lost < _TOLERABLE_LOSS:
             return self.product.status

@@ -38,6 +38,8 @@ WORTH = 5e-4
 _MOST = 1e4
 # Steps below this size are given up.
 _LEAST_RATE = 0.1
+# How near base draws are that were made again.
+_SAME_DRAWS = 1e-6
 # Modes that turn out lighter than this are dropped, as most stray ones are.
 _LIGHTEST = 1e-6
 
@@ -151,6 +153,8 @@ def confirmed(
     """The posterior after its last step was confirmed or undone, and its moments."""
     moments = moments_of(posterior, answered)
     step = posterior.step
+    if step is not None and step.before is not None and moments is not None:
+        _check_pairs(step.before, moments, answered.scores[0])
     if step is None or step.before is None:
         return dataclasses.replace(posterior, certificate=certificate), moments
     settled = dataclasses.replace(step, before=None, mixture=None, certificate=None)
@@ -169,6 +173,15 @@ def moments_of(posterior: "Posterior", answered: Answered) -> Moments | None:
         return None
     base = base_of(answered.scores[0].asked, posterior.space.dim)
     return Moments(answered.proposal.modes, base, answered.moments)
+
+
+def _check_pairs(before: Moments, after: Moments, one: Scores) -> None:
+    """Refuse answers that cannot be set beside those before the last step, draw by draw."""
+    if before.base.shape != after.base.shape or np.any(np.abs(before.base - after.base) > _SAME_DRAWS):
+        raise EpviError(
+            f"{one.called} answers draws of another seed than those before the last step, with which they are compared:"
+            " have the sites score draws of the same seed (those that epvi refine wrote)."
+        )
 
 
 def _gain(step: Step, after: Moments | None, now: Certificate) -> float:

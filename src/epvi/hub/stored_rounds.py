@@ -24,7 +24,7 @@ from epvi.structure import Full
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior
 
-_PLAIN = ("ess", "efficiency", "k_hat", "mean_shift", "doubt")
+_PLAIN = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 _DRAWS = ("theta", "weights", "own")
 _ENDLESS = ("inf", "-inf", "nan")
 _MOST = 1e150
@@ -129,6 +129,7 @@ def describe_step(step: Step | None) -> dict[str, Any] | None:
         "rate": step.rate,
         "gained": _said(step.gained),
         "before": before,
+        "mixture": None if step.mixture is None else type(step.mixture.structure).__name__.lower(),
         "certificate": describe_certificate(step.certificate),
     }
 
@@ -138,6 +139,8 @@ def step_arrays(step: Step | None) -> dict[str, np.ndarray]:
     if step is None:
         return {}
     arrays = certificate_arrays(step.certificate, "before/certificate/")
+    if step.mixture is not None:
+        arrays |= mixture_arrays(step.mixture, "before/posterior/")
     if step.before is not None:
         values, gradient, hessian = step.before.expected
         arrays |= mixture_arrays(step.before.gaussians, "before/") | {"before/base": step.before.base}
@@ -156,8 +159,11 @@ def read_step(record: Record, content: Envelope, dim: int, num_answers: int) -> 
     if record.any("certificate") is not None:
         table = record.table("certificate")
         certificate = read_certificate(table, content, "before/certificate/", dim, num_answers)
+    mixture = None
+    if record.any("mixture") is not None:
+        mixture = read_mixture(record.text("mixture"), content.arrays, dim, "before/posterior/")
     gained = _number(record.any("gained"), "gained")
-    return Step(record.whole("rounds", 0, _MOST_ROUNDS), rate, gained, before, certificate)
+    return Step(record.whole("rounds", 0, _MOST_ROUNDS), rate, gained, before, mixture, certificate)
 
 
 def _read_moments(structure: str, content: Envelope, dim: int) -> Moments:

@@ -26,6 +26,8 @@ _SMALL_SHIFT, _SMALL_CHANGE = 0.05, 0.05
 _LEAST_ESS, _LEAST_EFFICIENCY, _KNOWN = 100.0, 0.05, 0.1
 # From this k̂ on, means of weights converge too slowly, if the draws that it is about weigh more than this share.
 _HEAVY, _TAIL = 0.7, 0.3
+# After so many rounds more of them will not help.
+_ENOUGH_ROUNDS = 3
 # A mode that is missing is one with at least this share of the mass.
 _MASS = 0.01
 # Scores that are known to fewer nats than this do not tell enough.
@@ -51,7 +53,7 @@ def judge(
     one_table: bool,
 ) -> Verdict:
     """Join the signals; shards of one table have different rows, also where these hold the same values."""
-    uneven = _uneven(weights)
+    uneven = _uneven(posterior, weights)
     faults = [
         *_shares(posterior, accept_missing),
         *([] if one_table else _same_rows(answered)),
@@ -71,15 +73,22 @@ def judge(
     return Verdict(CORRECTED, f"{CORRECTED}: {told}; summaries and draws are corrected by them.", True)
 
 
-def _uneven(weights: Weights) -> str | None:
+def _uneven(posterior: "Posterior", weights: Weights) -> str | None:
     few = weights.ess < _LEAST_ESS or weights.efficiency < _LEAST_EFFICIENCY
     heavy = weights.k_hat > _HEAVY and weights.tail > _TAIL
     vague = float(np.max(weights.noise)) > _KNOWN
     if not (few or heavy or vague):
         return None
+    refined = posterior.step.rounds if posterior.step is not None else 0
+    if refined < _ENOUGH_ROUNDS:
+        remedy = "refine it (refine=10, epvi refine)"
+    elif len(posterior.fits) > 1:
+        remedy = "take fewer shards, a richer family, or another parametrisation of the model"
+    else:
+        remedy = "its shape is not Gaussian: take another parametrisation of the model, or MCMC"
     return (
         f"the draws' weights are too uneven to correct it ({weights.ess:,.0f} effective draws, Pareto k̂"
-        f" {weights.k_hat:.1f}); refine it (refine=3, epvi refine), or take fewer shards or a richer family."
+        f" {weights.k_hat:.1f}); {remedy}."
     )
 
 
@@ -103,9 +112,11 @@ def _same_rows(answered: Answered) -> list[str]:
     Of tall shards the scores come from parts of the rows, each shard's own, but the gradients from all.
     """
     scores = answered.scores
-    values = np.stack([one.values - np.mean(one.values[:8]) for one in scores])
+    possible = np.all([np.isfinite(one.values) for one in scores], axis=0)
+    values = np.stack([one.values[possible] for one in scores])
+    values = values - np.mean(values[:, :8], axis=1, keepdims=True) if np.any(possible) else values
     gradients = np.stack([one.centres.gradient.ravel() for one in scores])
-    pair = _same_hash(answered) or _first_alike(np.where(np.isfinite(values), values, 0.0)) or _first_alike(gradients)
+    pair = _same_hash(answered) or _first_alike(values) or _first_alike(gradients)
     if pair is None:
         return []
     a, b = (scores[m].called for m in pair)
@@ -124,9 +135,9 @@ def _same_hash(answered: Answered) -> tuple[int, int] | None:
 
 
 def _first_alike(answers: Float[np.ndarray, "M n"]) -> tuple[int, int] | None:
-    scale = np.max(np.abs(answers), axis=1)
+    scale = np.max(np.abs(answers), axis=1, initial=0.0)
     for a in range(len(answers) - 1):
-        alike = np.max(np.abs(answers[a + 1 :] - answers[a]), axis=1) < _SAME_ROWS * scale[a]
+        alike = np.max(np.abs(answers[a + 1 :] - answers[a]), axis=1, initial=0.0) < _SAME_ROWS * scale[a]
         if np.any(alike):
             return a, a + 1 + int(np.argmax(alike))
     return None
