@@ -85,8 +85,10 @@ def moments_of(gold: Gold, posterior: epvi.Posterior, seed: int) -> Moments:
     """Corrected ones where there is a certificate, which also tells their Monte Carlo error."""
     certificate = posterior.certificate
     found = posterior.summary(of=gold.derive, num_samples=_MANY, seed=seed)
-    worth = float(_MANY) if certificate is None else certificate.ess
-    return Moments(found.names, found.mean, found.sd, found.sd / worth**0.5, found.sd / (2 * worth) ** 0.5)
+    error = _MANY**-0.5
+    if certificate is not None and certificate.corrects:
+        error = float(np.hypot(error, certificate.mean_error))
+    return Moments(found.names, found.mean, found.sd, error * found.sd, error * found.sd)
 
 
 def loaders(folder: Path, reference: Lengths) -> dict[str, Callable[[], Gold] | None]:
