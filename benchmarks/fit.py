@@ -87,8 +87,8 @@ class Task:
 
     def fit(self, family: epvi.NVI, shards: int) -> tuple[epvi.Posterior, Seconds]:
         """The second of two equal fits."""
-        epvi.fit(logistic, self.rows, shards, inference=family, executor=1, seed=self.seed)
-        posterior = epvi.fit(logistic, self.rows, shards, inference=family, executor=1, seed=self.seed)
+        epvi.fit(logistic, self.rows, shards, inference=family, certify=False, executor=1, seed=self.seed)
+        posterior = epvi.fit(logistic, self.rows, shards, inference=family, certify=False, executor=1, seed=self.seed)
         seconds = [fit.seconds for fit in posterior.fits]
         return posterior, Seconds(max(seconds), float(np.mean(seconds)))
 

@@ -10,6 +10,7 @@ svi       NumPyro's SVI until it has the same posterior
 growth    time by rows and columns
 models    Poisson regression and topographic latent source analysis
 profile   where the time of a warm run goes
+certificate   what a certificate and a refinement cost beside the first round, which all other parts are about
 flights   the table of main for three million real flights, when the file is there
 """
 
@@ -24,6 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 import peers
+from certificate import certificate
 from cold import cold
 from flights import USUAL, flights
 from growth import growth, models
@@ -81,7 +83,7 @@ class Clock(NamedTuple):
 
 def fit(rows: Rows, name: str, seed: int) -> epvi.Posterior:
     shards, workers = SHARDS[name]
-    return epvi.fit(logistic, rows, shards, executor=workers, seed=seed)
+    return epvi.fit(logistic, rows, shards, executor=workers, seed=seed, certify=False)
 
 
 def accuracy(answer: epvi.Posterior | peers.Fitted, rows: Rows, seed: int) -> Accuracy:
@@ -216,6 +218,7 @@ PARTS: dict[str, Callable[[Plan], None]] = {
     "growth": lambda plan: growth(susy_like(plan.num_rows, plan.seed), plan.seed, plan.repeats, plan.scale),
     "models": lambda plan: models(plan.seed, plan.repeats, plan.scale),
     "profile": lambda plan: stages(plan.rows()[0], plan.seed),
+    "certificate": lambda plan: certificate(plan.rows()[0], plan.seed, plan.repeats),
     "flights": flights_part,
 }
 
