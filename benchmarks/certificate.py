@@ -29,14 +29,11 @@ def certificate(rows: Rows, seed: int, repeats: int) -> None:
     turns = in_turn({name: partial(run, **said) for name, said in SETTINGS.items()}, repeats)
     seconds = {name: median_seconds(turns[name]) for name in SETTINGS}
     print(f"{len(rows['y']):,} rows x {rows['x'].shape[1]} columns, two shards on two workers, seed {seed}")
-    for name, took in seconds.items():
-        posterior = turns[name][-1].result
-        print(f"{name:24s}{took:8.3f} s{took / seconds[FIRST]:8.2f}x   {said_of(posterior)}")
     exact = timed(partial(run, certify=epvi.Scoring(exact=True), refine=0))
     more = exact.seconds - seconds[FIRST]
-    print(
-        f"{'exact certificate':24s}{exact.seconds:8.3f} s{exact.seconds / seconds[FIRST]:8.2f}x   {said_of(exact.result)}"
-    )
+    made = {name: turns[name][-1].result for name in SETTINGS} | {EXACT: exact.result}
+    for name, took in (seconds | {EXACT: exact.seconds}).items():
+        print(f"{name:24s}{took:8.3f} s{took / seconds[FIRST]:8.2f}x   {said_of(made[name])}")
     cheap, whole = (one.summary() for one in (turns[CERTIFIED][-1].result, exact.result))
     away = np.max(np.abs(cheap.mean - whole.mean) / whole.sd)
     ratios = cheap.sd / whole.sd
