@@ -227,6 +227,21 @@ def test_shards_of_one_model_are_seldom_flagged(diagonal, heavy):
     assert np.mean(np.min(each, axis=1) < 0.2) <= binom.ppf(1 - 1e-4, runs, 0.2) / runs
 
 
+def test_sites_with_columns_of_their_own_are_seldom_flagged_at_the_mode():
+    rng = np.random.default_rng(1)
+    runs, d, sizes = 500, 3, np.array([40, 60, 100, 200])
+    roots = [rng.normal(size=(d, d)) * rng.uniform(0.3, 3.0, size=d) for _ in sizes]
+    flagged = 0
+    for _ in range(runs):
+        # Rows about a line, whose gradients at the mode are their columns times what is left of them.
+        x = np.concatenate([rng.normal(size=(n, d)) @ root for n, root in zip(sizes, roots, strict=True)])
+        y = rng.normal(size=len(x))
+        rows = np.split(x * (y - x @ np.linalg.solve(x.T @ x, x.T @ y))[:, None], np.cumsum(sizes)[:-1])
+        gradients, products = np.stack([np.sum(one, axis=0) for one in rows]), np.stack([one.T @ one for one in rows])
+        flagged += bool(agreement(gradients, products, sizes.astype(float)).flagged)
+    assert flagged <= binom.ppf(1 - 1e-4, runs, 0.01)
+
+
 def test_where_one_shard_is_off_it_is_flagged_first():
     rng = np.random.default_rng(2)
     sizes = np.full(8, 50.0)
