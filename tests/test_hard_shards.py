@@ -1,5 +1,6 @@
 """Shards that cannot be fitted: each is refused in one sentence that names what is wrong and what to do."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -9,6 +10,8 @@ from jax import ShapeDtypeStruct, lax, pure_callback
 from numpyro.distributions import constraints
 
 import epvi
+from epvi.models import logistic, simulate_logistic
+from epvi.site.split import split_evenly
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 2))
@@ -197,3 +200,12 @@ def test_a_mixture_model_with_far_apart_scales_is_found():
     assert fit.status.ok, fit.status
     assert float(fit.mixture.mean()[0]) == pytest.approx(y.mean(), abs=1e-6)
     assert float(fit.mixture.sd()[0]) == pytest.approx(y.std() / np.sqrt(200), rel=0.05)
+
+
+def test_a_small_shard_whose_components_run_off_keeps_its_modes():
+    # Forty rows for nine parameters: components that split from the mode find no curvature where they go.
+    rows, _ = simulate_logistic(2000, 8, condition=80, seed=0)
+    key = jax.random.fold_in(jax.random.key(0), 2**31)
+    part = split_evenly(2000, 50, shuffle=True, key=key).shards[8]
+    fit = epvi.fit_shard(logistic, {name: column[part] for name, column in rows.items()}, "9/50")
+    assert fit.status.ok

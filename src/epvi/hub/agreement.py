@@ -1,9 +1,10 @@
 """Whether the shards agree at the posterior's mode: a score test, shard by shard, with the rows' own variation.
 
-Takes of every shard the sum g_m of its n_m rows' gradients at one point and the sum J_m of their products. Where shards
-are of one model g_m is (n_m/n) Σ g up to noise, whether or not the model is right, and also where a shard alone tells
-too little to be fitted. How large the noise is, all rows tell together (as for rows dealt out at random), and the
-shard's own (for sites whose columns vary more); a shard is flagged when it is too far by both.
+Takes of every shard the sum g_m of its n_m rows' gradients at one point, the sum J_m of their products, and its
+curvature H_m. Where shards are of one model g_m is H_m H⁻¹ Σ g up to noise (H = Σ H_m, and H⁻¹ Σ g leads to the mode),
+whether or not the model is right, and also where a shard alone tells too little to be fitted. How large the noise is,
+all rows tell together (as for rows dealt out at random), and the shard's own (for sites whose columns vary more); a
+shard is flagged when it is too far by both.
 """
 
 import dataclasses
@@ -27,11 +28,17 @@ class Agreement:
 
 
 def agreement(
-    gradients: Float[np.ndarray, "M d"], products: Float[np.ndarray, "M d ..."], num_rows: Float[np.ndarray, " M"]
+    gradients: Float[np.ndarray, "M d"],
+    products: Float[np.ndarray, "M d ..."],
+    hessians: Float[np.ndarray, "M d ..."],
+    num_rows: Float[np.ndarray, " M"],
 ) -> Agreement:
     """Test every shard against all together; by single coordinates where only the diagonals of J_m are known."""
     if products.ndim == 2:
-        tests = [agreement(gradients[:, [i]], products[:, [i], None], num_rows) for i in range(gradients.shape[1])]
+        tests = [
+            agreement(gradients[:, [i]], products[:, [i], None], hessians[:, [i], None], num_rows)
+            for i in range(gradients.shape[1])
+        ]
         p = np.minimum(len(tests) * np.min([test.p for test in tests], axis=0), 1.0)
         return _flagged(tuple(p.tolist()))
     count, total = len(gradients), np.sum(num_rows)
@@ -43,13 +50,27 @@ def agreement(
         return Agreement((1.0,) * count, [])
     # In units of all rows' noise.
     root = vectors[:, told] / np.sqrt(values[told])
+    expected = _expected(gradients, hessians, num_rows)
     p = []
-    for gradient, product, n in zip(gradients, products, num_rows, strict=True):
+    for gradient, product, n in zip(gradients - expected, products, num_rows, strict=True):
         # All shards together have chosen the mode, this one with its share.
-        away, spread = root.T @ (gradient - n * mean), n * (1 - n / total)
+        away, spread = root.T @ gradient, n * (1 - n / total)
         by_all = float(chdtrc(len(away), float(away @ away) / spread)) if spread > 0 else 1.0
         p.append(min(1.0, count * max(by_all, _by_its_own(away, root.T @ product @ root, float(n), n / total))))
     return _flagged(tuple(p))
+
+
+def _expected(
+    gradients: Float[np.ndarray, "M d"], hessians: Float[np.ndarray, "M d d"], num_rows: Float[np.ndarray, " M"]
+) -> Float[np.ndarray, "M d"]:
+    """H_m H⁻¹ Σ g: what is left of the gradient at the point, shared by curvature, or by rows where that is none."""
+    whole = np.sum(gradients, axis=0)
+    by_rows = np.outer(num_rows / np.sum(num_rows), whole)
+    try:
+        np.linalg.cholesky(-np.sum(hessians, axis=0))
+        return hessians @ np.linalg.solve(np.sum(hessians, axis=0), whole)
+    except np.linalg.LinAlgError:
+        return by_rows
 
 
 def _flagged(p: tuple[float, ...]) -> Agreement:

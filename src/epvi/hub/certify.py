@@ -121,7 +121,8 @@ def certificate_of(
         raise EpviError("no draw of the posterior is possible for all shards: look at posterior.conflict().")
     weights = weigh(answered.proposal, answered.log_p, posterior.mixture)
     gradients, products = (np.stack([one.rows[i] for one in answered.scores]) for i in (0, 1))
-    agreed = agreement(gradients, products, np.array([one.num_rows for one in answered.scores], np.float64))
+    hessians = np.stack([one.centres.hessian[0] for one in answered.scores])
+    agreed = agreement(gradients, products, hessians, np.array([one.num_rows for one in answered.scores], np.float64))
     verdict = judge(posterior, answered, weights, agreed, accept_missing, one_table)
     return Certificate(
         verdict=verdict.word,

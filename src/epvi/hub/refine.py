@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 WORTH = 5e-4
 # No precision changes by more than this factor in one step, in any direction.
 _MOST = 1e4
+# A mean moves by at most so many sds in one step.
+_LONGEST = 10.0
 # Steps below this size are given up.
 _LEAST_RATE = 0.1
 # How near base draws are that were made again.
@@ -232,13 +234,20 @@ def _one_step(mean: np.ndarray, root: np.ndarray, slope: np.ndarray, bend: np.nd
     if root.ndim == 1:
         ratio = np.clip(1 - bend / root**2, 1 / _MOST, _MOST)
         variance = 1 / (root**2 * ratio)
-        return mean + variance * slope, variance
+        step = variance * slope
+        return mean + _capped(step, root * step), variance
     # In units of its own sds, L⁻¹ Λ' L⁻ᵀ, eigenvalues are what precisions change by.
     half = np.linalg.solve(root, np.linalg.solve(root, bend).T)
     values, vectors = np.linalg.eigh(np.eye(len(mean)) - 0.5 * (half + half.T))
     units = np.linalg.solve(root.T, vectors / np.sqrt(np.clip(values, 1 / _MOST, _MOST)))
     covariance = units @ units.T
-    return mean + covariance @ slope, 0.5 * (covariance + covariance.T)
+    step = covariance @ slope
+    return mean + _capped(step, root.T @ step), 0.5 * (covariance + covariance.T)
+
+
+def _capped(step: np.ndarray, white: np.ndarray) -> np.ndarray:
+    """The step, not longer than so many sds: what is farther is not known from here."""
+    return step * min(1.0, _LONGEST / max(float(np.linalg.norm(white)), 1e-300))
 
 
 def divergence(a: GaussianMixture, b: GaussianMixture) -> float:

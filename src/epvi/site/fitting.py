@@ -144,11 +144,15 @@ class Fitting:
     def asks_for_a_split(self, modes: Modes, rng: np.random.Generator) -> bool:
         """Whether more components than modes raise the bound of a part of the rows."""
         plain = self.at_modes(modes, flat=False)
-        return _asked_for(self.split(plain, rng)[1], with_best_weights(self.draw(plain, rng)))
+        split = self.split(plain, rng)
+        return split is not None and _asked_for(split[1], with_best_weights(self.draw(plain, rng)))
 
-    def split(self, plain: Components, rng: np.random.Generator) -> tuple[Components, Drawn]:
-        """K components, from the modes and from around them."""
-        split = self.sweeps.run(*self._around(plain, rng), rng)
+    def split(self, plain: Components, rng: np.random.Generator) -> tuple[Components, Drawn] | None:
+        """K components, from the modes and from around them; None where they run off to where nothing is known."""
+        try:
+            split = self.sweeps.run(*self._around(plain, rng), rng)
+        except np.linalg.LinAlgError:
+            return None
         return split, with_best_weights(self.draw(split, rng))
 
     @property
