@@ -54,8 +54,9 @@ def by_epvi(rows: dict[str, np.ndarray], shards: int, workers: int | None = None
     middle = time.perf_counter()
     epvi.fit(logistic, rows, shards, executor=workers, progress=False)
     again = time.perf_counter() - middle
-    w, mixture = posterior.space.slices["w"], posterior.mixture
-    return posterior, Answer(np.asarray(mixture.mean())[w], np.asarray(mixture.sd())[w], middle - start, again)
+    summary = posterior.summary()
+    w = [summary.names.index(f"w[{i}]") for i in range(NUM_COLUMNS)]
+    return posterior, Answer(summary.mean[w], summary.sd[w], middle - start, again)
 
 
 def by_nuts(rows: dict[str, np.ndarray]) -> tuple[np.ndarray, Answer]:
@@ -159,6 +160,8 @@ def main(path: str | Path = "demo.png") -> None:
     console.print(table(answers))
     error = float(np.min(summary({"w": draws})["w"]["n_eff"])) ** -0.5
     console.print(f"NUTS itself knows a mean to about {error:.2f} sds.")
+    assert product.certificate is not None
+    console.print(f"[bold]Can the six shards be trusted?[/] {product.certificate.text}")
     draw(product, full, draws.reshape(-1, NUM_COLUMNS), Path(path))
     console.print(f"Picture: {Path(path).resolve()}", soft_wrap=True)
 

@@ -126,10 +126,10 @@ def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking)
 def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> Answers:
     """Every row at every draw."""
     values = _finite(subposterior.value(draws.theta, _DRAWS_AT_ONCE))
-    centres = _curve(subposterior, draws.centres, draws.dense, asking)
+    centres = _curve(subposterior, draws.centres, draws.dense, asking.points_at_once)
     moments = None
     if len(draws.base):
-        found = [_curve(subposterior, points, draws.dense, asking) for points in draws.points()]
+        found = [_curve(subposterior, points, draws.dense, asking.points_at_once) for points in draws.points()]
         moments = Expected(
             np.stack([one.value for one in found]),
             np.stack([np.mean(one.gradient, axis=0) for one in found]),
@@ -176,7 +176,7 @@ def _expansion(
     """The expansion about a centre, or about a point near it that is known already."""
     known = asking.memory.near(centre)
     if known is None:
-        known = centre, taylors(_curve(subposterior, centre[None], dense, asking))[0]
+        known = centre, taylors(_curve(subposterior, centre[None], dense, 1))[0]
         asking.memory.add(*known)
     return known
 
@@ -217,12 +217,10 @@ def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     return Expected(np.stack(values), np.stack(gradients), np.stack(hessians))
 
 
-def _curve(subposterior: Subposterior, points: np.ndarray, dense: bool, asking: Asking) -> Curve:
-    """Value, gradient and curvature at any number of points."""
-    found = [
-        (subposterior.full if dense else subposterior.diagonal)(batch)
-        for batch in in_batches(points, asking.points_at_once)
-    ]
+def _curve(subposterior: Subposterior, points: np.ndarray, dense: bool, batch: int) -> Curve:
+    """Value, gradient and curvature at any number of points, `batch` at a time."""
+    derived = subposterior.full if dense else subposterior.diagonal
+    found = [derived(some) for some in in_batches(points, batch)]
     return Curve(*(np.concatenate([np.asarray(one[i]) for one in found])[: len(points)] for i in range(3)))
 
 

@@ -92,9 +92,7 @@ class Around:
 
 
 def in_batches(theta: np.ndarray, batch: int) -> list[np.ndarray]:
-    """Points in batches of one size, the last filled up with the last point; one batch of fewer is as it is."""
-    if len(theta) <= batch:
-        return [theta]
+    """Points in batches of one size, the last filled up with the last point."""
     filled = np.concatenate([theta, np.repeat(theta[-1:], -len(theta) % batch, axis=0)])
     return np.split(filled, len(filled) // batch)
 
