@@ -15,7 +15,7 @@ from epvi.errors import EpviError
 from epvi.hub.answered import Answered, collect
 from epvi.hub.certify import Certificate, certificate_of
 from epvi.hub.posterior import NUM_DRAWS, Posterior
-from epvi.hub.refine import WORTH, advance, confirmed
+from epvi.hub.refine import WORTH, advance, confirmed, finished
 from epvi.hub.verdict import CORRECTED, TRUST
 from epvi.packing import mixture_arrays
 from epvi.scores import Scores
@@ -97,6 +97,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     # Its last step, if it is still to be confirmed.
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
+    best = finished(best) if rounds.contented else best
     return best if rounds.certify else dataclasses.replace(best, certificate=None)
 
 
@@ -118,6 +119,7 @@ def _better(refined: Posterior, first: Posterior) -> Posterior:
     assert a is not None
     assert b is not None
     noise = 2 * float(np.hypot(a.elbo.standard_error, b.elbo.standard_error))
-    if float(b.elbo.value) > float(a.elbo.value) + noise:
+    impossible = np.isfinite(b.elbo.value) and not np.isfinite(a.elbo.value)
+    if impossible or float(b.elbo.value) > float(a.elbo.value) + noise:
         return dataclasses.replace(first, traffic=refined.traffic)
     return refined

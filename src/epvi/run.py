@@ -89,7 +89,13 @@ def fit(
         sites_of(job, table.columns, split, executor, bar, folder) as sites,
     ):
         posterior = _combined(sites.fit(), product, seed, bar)
-        posterior = run_rounds(posterior, sites.answer, rounds, key)
+        try:
+            posterior = run_rounds(posterior, sites.answer, rounds, key)
+        except ShardError:
+            raise
+        except EpviError as error:
+            # The fits are not lost with it: epvi.combine multiplies them.
+            raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
         bar.say("done")
         return posterior
 

@@ -65,42 +65,39 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
 
 def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, exact: bool) -> Scores | None:
     """Answer for one shard; without rows only if this process has kept them, and otherwise None."""
-    if isinstance(rows, MappedRows):
-        memory = Memory(rows.folder / f"expansions-{part.shard}.npz")
-    elif rows is not None:
-        memory = _keep(job.token, part.shard, rows)
-    elif (job.token, part.shard) in _KEPT:
-        rows, memory = _KEPT[job.token, part.shard]
-    else:
+    if isinstance(rows, HeldRows):
+        _keep(job.token, part.shard, rows)
+    rows = rows if rows is not None else _KEPT.get((job.token, part.shard))
+    if rows is None:
         return None
+    # Expansions are used again only where every worker has them: the answer is the same whoever gives it.
+    memory = Memory(rows.folder / f"expansions-{part.shard}.npz") if isinstance(rows, MappedRows) else Memory()
     columns = rows.columns()
     plan = job.plan
     points = plan.inference.points_at_once
     try:
         programs = model_of(job.model).programs(columns)
-        asking = Asking(
-            plan.rows_per_block, plan.provenance(), exact, points_at_once=points, checked=True, memory=memory
-        )
+        asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, memory=memory)
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
     except EpviError as error:
         raise EpviError(str(error)) from None
 
 
-# Rows that were sent to this process, and what is known of them, by the call and the shard.
-_KEPT: dict[tuple[str, int], tuple[HeldRows, Memory]] = {}
+# Rows that were sent to this process, by the call and the shard.
+_KEPT: dict[tuple[str, int], HeldRows] = {}
 
 
-def _keep(token: str, shard: int, rows: HeldRows) -> Memory:
-    """Keep a shard's rows for the next question, and none of other calls that ended."""
-    memory = _KEPT[token, shard][1] if (token, shard) in _KEPT else Memory()
-    _KEPT[token, shard] = rows, memory
-    return memory
+def _keep(token: str, shard: int, rows: HeldRows) -> None:
+    """Keep a shard's rows for the next question, and none of other calls: whoever asks for those sends them again."""
+    for key in [key for key in _KEPT if key[0] != token]:
+        _KEPT.pop(key, None)
+    _KEPT[token, shard] = rows
 
 
 def forget(token: str) -> None:
     """Give up the rows of a call that is over."""
     for key in [key for key in _KEPT if key[0] == token]:
-        del _KEPT[key]
+        _KEPT.pop(key, None)
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import chdtrc, fdtrc
 
-# A run of shards of one model is flagged this rarely.
-_FALSE_ALARMS = 0.005
+# Rows that are rare or heavy-tailed make small p-values likelier than they should be: a fault makes far smaller ones.
+_FALSE_ALARMS = 1e-5
 # Directions in which a shard's rows vary less than this, beside all rows, are no evidence.
 _LEAST = 1e-6
 

@@ -77,7 +77,7 @@ def stray_modes(shards: Sequence[GaussianMixture], modes: GaussianMixture) -> Ga
     if not found:
         return None
     kept = [one for _, one in sorted(found, key=lambda pair: -pair[0])[:_MOST_STRAY]]
-    covariances = np.stack([np.linalg.inv(one.precision) if full else 1 / one.precision for one in kept])
+    covariances = np.stack([_inverse(one.precision) if full else 1 / one.precision for one in kept])
     return GaussianMixture.from_covariances(np.stack([one.mean for one in kept]), covariances)
 
 
@@ -102,6 +102,11 @@ def _nearest_of_each(one: Gaussian, own: int, strange: list[tuple[int, Gaussian]
         if m != own and distance < min(far, nearest.get(m, (np.inf, other))[0]):
             nearest[m] = distance, other
     return [gaussian for _, gaussian in nearest.values()]
+
+
+def _inverse(matrix: np.ndarray) -> np.ndarray:
+    made = np.linalg.inv(matrix)
+    return 0.5 * (made + made.T)
 
 
 def _gaussian(mean: np.ndarray, covariance: np.ndarray) -> Gaussian:

@@ -130,7 +130,10 @@ class Posterior:
         return dataclasses.replace(self, certificate=certificate)
 
     def update(self, *fits: ShardFit, accept_unconverged: bool = False) -> "Posterior":
-        """The posterior with late shards' fits in it, and without what stood in for those shards."""
+        """The posterior with late shards' fits in it, and without what stood in for those shards.
+
+        It is multiplied anew: a certificate and refinements were of the posterior without them.
+        """
         # The door opens both ways: combining makes posteriors.
         from epvi.hub.combine import combine
 
@@ -156,9 +159,9 @@ class Posterior:
         return conflict_between(self.fits, self.mixture, self.space, seed=seed)
 
     def theta(self, num_samples: int, *, seed: Seed) -> Float[np.ndarray, "n d"]:
-        """Draws of unconstrained θ: of the mixture, or where a certificate corrects it, of its weighted draws.
+        """Draws of unconstrained θ: of the mixture, or, with the verdict "trust with corrected weights", of the scored.
 
-        Of weighted draws, those that weigh much come more than once.
+        Those are as many as were scored, and come as often as they weigh.
         """
         at_least("num_samples", num_samples, 1)
         found = self.certificate
@@ -175,7 +178,7 @@ class Posterior:
         return self.space.constrain(self.theta(num_samples, seed=seed))
 
     def log_density(self, theta: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
-        """The log density over unconstrained coordinates, at θ (..., d) or at named constrained values."""
+        """The mixture's log density over unconstrained coordinates, at θ (..., d) or at named constrained values."""
         if isinstance(theta, Mapping):
             theta = self.space.unconstrain(theta)
         return np.asarray(self.mixture.log_density(theta))
@@ -214,8 +217,8 @@ class Posterior:
 
         With the `epvi.Model` and rows come the rows' log likelihoods, rows drawn anew, the observed values and the
         model's other columns (all along the dimension `row`), and deterministic sites. `num_samples` counts all draws;
-        they come as `num_chains` chains because ArviZ's R-hat and ESS compare chains. The draws are independent, so
-        both are good by construction: whether the posterior is, `status` tells. A `/` in a name becomes a dot.
+        they come as `num_chains` chains because ArviZ's R-hat and ESS compare chains, and are good by construction:
+        whether the posterior is, `status` and `certificate` tell. A `/` in a name becomes a dot.
         """
         from epvi.hub.export import to_arviz
 

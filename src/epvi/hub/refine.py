@@ -24,6 +24,7 @@ from epvi.hub.asking import base_of
 from epvi.hub.certify import Certificate, certificate_of
 from epvi.hub.normals import log_components
 from epvi.hub.product import ProductMixture
+from epvi.hub.verdict import when_refined
 from epvi.mixture import Estimate, GaussianMixture
 from epvi.scores import Expected, Scores
 from epvi.status import Status
@@ -137,16 +138,24 @@ def advance(posterior: "Posterior", answered: Answered, certificate: Certificate
         )
     step = stays.step or Step(0, 1.0, 0.0)
     if step.rate < _LEAST_RATE:
-        return stays
+        return finished(stays)
     after = stepped(moments, step.rate)
     if after is None:
-        return stays
+        return finished(stays)
     kept = np.asarray(after.log_weights) >= np.log(_LIGHTEST)
     if divergence(_only(moments.gaussians, kept), _only(after, kept)) < worth:
-        return stays
+        return finished(stays)
     after = _only(after, kept)
     waiting = Step(step.rounds + 1, step.rate, step.gained, moments, stays.mixture, stays.certificate)
     return _with(stays, after, waiting, None)
+
+
+def finished(posterior: "Posterior") -> "Posterior":
+    """The posterior that no further round will improve: its verdict says so."""
+    found = posterior.certificate
+    if found is None:
+        return posterior
+    return posterior.with_certificate(dataclasses.replace(found, text=when_refined(posterior, found.text)))
 
 
 def confirmed(
@@ -194,6 +203,10 @@ def _gain(step: Step, after: Moments | None, now: Certificate) -> float:
     now_bound, then_bound = now.elbo, step.certificate.elbo
     noise = 2 * float(np.hypot(now_bound.standard_error, then_bound.standard_error))
     told = float(now_bound.value) - float(then_bound.value)
+    if not np.isfinite(now_bound.value):
+        return -np.inf
+    if not np.isfinite(then_bound.value):
+        return np.inf if after is None else float(paired_difference(step.before, after).value)
     if after is None:
         return told
     # Steps may suit the base draws better than the posterior: other draws must not deny it.
@@ -278,6 +291,9 @@ def _with(
     """The posterior with these Gaussians in the place of its own."""
     count = "one Gaussian" if gaussians.num_components == 1 else f"{gaussians.num_components} Gaussians"
     rounds = f"{step.rounds} round{'s' if step.rounds != 1 else ''}"
-    status = Status(True, f"refined: {count} after {rounds}, {step.gained:.3g} nats better than the product.")
+    if step.before is None:
+        status = Status(True, f"refined: {count} after {rounds}, {step.gained:.3g} nats better than the product.")
+    else:
+        status = Status(False, f"{count} after {rounds}: the last step is not confirmed yet; have the sites score it.")
     product = ProductMixture(gaussians, None, None, status)
     return dataclasses.replace(posterior, product=product, step=step, certificate=certificate)

@@ -7,7 +7,7 @@ large on healthy fits, and draws from one mode look perfect when another was dro
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from epvi.hub.agreement import Agreement
 from epvi.hub.answered import Answered
@@ -21,13 +21,16 @@ TRUST, CORRECTED, NOT = "trust", "trust with corrected weights", "do not trust"
 
 # Up to here the posterior is used as it is: means move by less than this many sds, sds by less than this part.
 _SMALL_SHIFT, _SMALL_CHANGE = 0.05, 0.05
+# And weights are at least as even as this.
+_EVEN = 0.9
 # Weights correct it as long as so many draws count, which are at least this part of those that could, and the
 # correction is known to this many sds.
 _LEAST_ESS, _LEAST_EFFICIENCY, _KNOWN = 100.0, 0.05, 0.1
 # From this k̂ on, means of weights converge too slowly, if the draws that it is about weigh more than this share.
 _HEAVY, _TAIL = 0.7, 0.3
-# After so many rounds more of them will not help.
-_ENOUGH_ROUNDS = 3
+# And from this one on, if they change an sd by more than this part: how much more is beyond them is not known.
+_HEAVIER, _MUCH = 0.9, 0.1
+_REFINE = "refine it (refine=10, epvi refine)"
 # A mode that is missing is one with at least this share of the mass.
 _MASS = 0.01
 # Scores that are known to fewer nats than this do not tell enough.
@@ -53,7 +56,7 @@ def judge(
     one_table: bool,
 ) -> Verdict:
     """Join the signals; shards of one table have different rows, also where these hold the same values."""
-    uneven = _uneven(posterior, weights)
+    uneven = _uneven(weights)
     faults = [
         *_shares(posterior, accept_missing),
         *([] if one_table else _same_rows(answered)),
@@ -66,30 +69,39 @@ def judge(
         return Verdict(NOT, f"{NOT}: {' Also: '.join(faults)}", uneven is None)
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
     told = (
-        f"weights of {weights.ess:,.0f} effective draws move means by at most {shift:.2f} sds and sds by {change:.0%}"
+        f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
+        f" most {shift:.3f} sds and sds by {change:.1%}"
     )
-    if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE:
+    # Weights that are even say that the shape is right, which means and sds alone do not.
+    if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
         return Verdict(TRUST, f"{TRUST}: {told}.", True)
     return Verdict(CORRECTED, f"{CORRECTED}: {told}; summaries and draws are corrected by them.", True)
 
 
-def _uneven(posterior: "Posterior", weights: Weights) -> str | None:
-    few = weights.ess < _LEAST_ESS or weights.efficiency < _LEAST_EFFICIENCY
-    heavy = weights.k_hat > _HEAVY and weights.tail > _TAIL
+def _uneven(weights: Weights) -> str | None:
+    least = min(_LEAST_ESS, 0.25 * len(weights.corrected))
+    few = weights.ess < least or weights.efficiency < _LEAST_EFFICIENCY
+    change = float(np.max(np.abs(weights.sd_ratio - 1)))
+    heavy = (weights.k_hat > _HEAVY and weights.tail > _TAIL) or (weights.k_hat > _HEAVIER and change > _MUCH)
     vague = float(np.max(weights.noise)) > _KNOWN
     if not (few or heavy or vague):
         return None
-    refined = posterior.step.rounds if posterior.step is not None else 0
-    if refined < _ENOUGH_ROUNDS:
-        remedy = "refine it (refine=10, epvi refine)"
-    elif len(posterior.fits) > 1:
-        remedy = "take fewer shards, a richer family, or another parametrisation of the model"
-    else:
-        remedy = "its shape is not Gaussian: take another parametrisation of the model, or MCMC"
     return (
         f"the draws' weights are too uneven to correct it ({weights.ess:,.0f} effective draws, Pareto k̂"
-        f" {weights.k_hat:.1f}); {remedy}."
+        f" {weights.k_hat:.1f}); {_REFINE}."
     )
+
+
+def when_refined(posterior: "Posterior", text: str) -> str:
+    """A verdict's text when no further round will help: the remedy is another one then."""
+    diagonal = posterior.mixture.structure.rank < 2
+    remedies = [
+        *(["full covariances (inference=epvi.NVI(covariance=epvi.Full()))"] if diagonal else []),
+        *(["fewer shards"] if len(posterior.fits) > 1 else []),
+        "another parametrisation of the model",
+        "MCMC",
+    ]
+    return text.replace(_REFINE, f"more rounds do not help: take {', or '.join(remedies)}")
 
 
 def _shares(posterior: "Posterior", accept_missing: bool) -> list[str]:
@@ -116,7 +128,9 @@ def _same_rows(answered: Answered) -> list[str]:
     values = np.stack([one.values[possible] for one in scores])
     values = values - np.mean(values[:, :8], axis=1, keepdims=True) if np.any(possible) else values
     gradients = np.stack([one.centres.gradient.ravel() for one in scores])
-    pair = _same_hash(answered) or _first_alike(values) or _first_alike(gradients)
+    # Where both hashes are known they tell: sites can have the same counts of other rows.
+    known = np.array([bool(one.made_of.rows) for one in scores])
+    pair = _same_hash(answered) or _first_alike(values, known) or _first_alike(gradients, known)
     if pair is None:
         return []
     a, b = (scores[m].called for m in pair)
@@ -134,10 +148,12 @@ def _same_hash(answered: Answered) -> tuple[int, int] | None:
     return None
 
 
-def _first_alike(answers: Float[np.ndarray, "M n"]) -> tuple[int, int] | None:
+def _first_alike(answers: Float[np.ndarray, "M n"], known: Bool[np.ndarray, " M"]) -> tuple[int, int] | None:
+    """The first pair with the same answers of which not both are known to have other rows."""
     scale = np.max(np.abs(answers), axis=1, initial=0.0)
     for a in range(len(answers) - 1):
         alike = np.max(np.abs(answers[a + 1 :] - answers[a]), axis=1, initial=0.0) < _SAME_ROWS * scale[a]
+        alike &= ~(known[a] & known[a + 1 :])
         if np.any(alike):
             return a, a + 1 + int(np.argmax(alike))
     return None
@@ -165,7 +181,7 @@ def _lost_modes(answered: Answered, weights: Weights) -> list[str]:
         if share > np.log(_MASS):
             return [
                 f"it lacks a mode that shards have found and that holds about {np.exp(share):.0%} of the mass; refine"
-                " it (refine=3, epvi refine), which takes the mode in."
+                " it (refine=10, epvi refine), which takes the mode in."
             ]
     return []
 

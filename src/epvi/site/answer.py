@@ -8,7 +8,6 @@ on request.
 import dataclasses
 import math
 import time
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
@@ -52,13 +51,11 @@ class Answers(NamedTuple):
     exact: bool
 
 
-def score(
-    model: Any, rows: Any, draws: Draws, shard: str, *, prior: Fraction | None = None, exact: bool = False
-) -> Scores:
+def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = False) -> Scores:
     """The answer of shard "3/6" to the centre's draws: log p_m at each of them, and what else they ask for.
 
-    `rows` are those that the shard was fitted to, and so is its share of the prior unless `prior` says otherwise. Of a
-    tall shard the scores are estimates with standard errors, unless `exact` is True.
+    `rows` are those that the shard was fitted to; its share of the prior is that of its fit. Of a tall shard the scores
+    are estimates with standard errors, unless `exact` is True.
     """
     if not isinstance(draws, Draws):
         raise EpviError(f"draws is a {type(draws).__name__}: pass what posterior.ask() or epvi.load gives.")
@@ -75,7 +72,6 @@ def score(
     made_of = dataclasses.replace(
         provenance(model, programs, table), rows=hash_rows(table.columns, table.hash_key), study=draws.made_of.study
     )
-    share = share if prior is None else dataclasses.replace(share, prior=prior)
     size = block_size(programs, table.columns, table.num_rows, _POINTS_AT_ONCE)
     return answer_columns(programs, table.columns, draws, share, Asking(size, made_of, exact))
 
