@@ -36,8 +36,7 @@ def run_block(path):
 def test_the_readmes_code_runs():
     _, printed = run_block("README.md")
     assert len(re.findall(r"^(alpha|w\[\d\]) +-?\d", printed, flags=re.MULTILINE)) == 9
-    held_out = float(printed.splitlines()[-1])
-    assert -np.log(2) < held_out < 0  # better than a coin
+    assert re.match(r"Trust( with corrected weights)?: weights of [\d,]+ effective draws", printed)
 
 
 @pytest.mark.slow

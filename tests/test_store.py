@@ -95,7 +95,7 @@ def test_a_full_temporary_folder_is_one_sentence_from_the_first_file_on(name, mo
     def full(*args, **settings):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(f"epvi.run.{name}", full)
+    monkeypatch.setattr(f"epvi.sites.{name}", full)
     rows = {"x": np.random.default_rng(0).normal(size=(40, 2)), "y": np.arange(40) % 2}
     refused(lambda: epvi.fit(logistic, rows, 2, executor=1), "rows cannot be written to .*No space left.*TMPDIR")
 

@@ -66,7 +66,8 @@ def summarise(
     found = posterior.certificate
     if found is not None and found.corrects:
         theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, found.weights - found.own])
-    values = space.constrain(theta)
+    constrained = space.constrain(theta)
+    values = {parameter.name: constrained[parameter.name] for parameter in space.parameters}
     exact = {p.name: space.slices[p.name] for p in space.parameters if p.is_real and of is None}
     mean, sd = np.asarray(mixture.mean()), np.asarray(mixture.sd())
     names, means, sds, at = [], [], [], []
