@@ -19,9 +19,10 @@ from epvi import Diagonal, Full, GaussianMixture, Spherical
 from epvi.draws import mapped
 from epvi.hub.agreement import agreement
 from epvi.hub.answered import collect
+from epvi.hub.ascent import Moments, stepped
 from epvi.hub.asking import propose
 from epvi.hub.normals import base_draws
-from epvi.hub.refine import Moments, settle, stepped
+from epvi.hub.refine import settle
 from epvi.hub.weights import weigh
 from epvi.rounds import Rounds, run_rounds
 from epvi.scores import Expected

@@ -12,8 +12,9 @@ import numpy as np
 
 from epvi.draws import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
 from epvi.envelope import Envelope, Malformed
+from epvi.hub.ascent import Moments
 from epvi.hub.certify import Certificate
-from epvi.hub.refine import Moments, Step
+from epvi.hub.refine import Step
 from epvi.hub.verdict import CORRECTED, NOT, TRUST
 from epvi.mixture import Estimate
 from epvi.packing import mixture_arrays, read_mixture

@@ -1,0 +1,148 @@
+"""A natural-gradient step of Gaussians towards the posterior of all rows, and what it gains.
+
+Takes the shards' expected values, gradients and Hessians under the Gaussians c of q, one per mode with weights π_c;
+gives the Gaussians of the next round. With step size ρ and log p = Σ_m log p_m:
+
+    Λ_c ← Λ_c − ρ E_c[∇² log p − ∇² log q],  μ_c ← μ_c + ρ Λ_c⁻¹ E_c[∇ log p − ∇ log q],
+    log π_c ← log π_c + ρ E_c[log p − log q] + const
+
+All expectations are averages over the same base draws in every round, so that what a step gains is known from pairs.
+"""
+
+import dataclasses
+
+import numpy as np
+from jaxtyping import Bool, Float
+from scipy.special import logsumexp, softmax
+
+from epvi.draws import mapped
+from epvi.hub.normals import log_components
+from epvi.mixture import Estimate, GaussianMixture
+from epvi.scores import Expected
+from epvi.structure import Full
+
+# No precision changes by more than this factor in one step, in any direction.
+_MOST = 1e4
+# A mean moves by at most so many sds in one step.
+_LONGEST = 10.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moments:
+    """Gaussians with base draws, and what all shards together said of them."""
+
+    gaussians: GaussianMixture
+    base: Float[np.ndarray, "R d"]
+    expected: Expected
+
+    def gains(self) -> Float[np.ndarray, "C R"]:
+        """log p − log q at every base draw of every Gaussian."""
+        return self.expected.values - logsumexp(self._logs(), axis=-1)
+
+    def bounds(self) -> Float[np.ndarray, " R"]:
+        """Σ_c π_c (log p − log q) at every base draw: their mean is the ELBO."""
+        return np.exp(np.asarray(self.gaussians.log_weights)) @ self.gains()
+
+    def of_log_q(self) -> tuple[np.ndarray, np.ndarray]:
+        """E_c ∇ log q (C, d) and E_c ∇² log q (C, d, d) or its diagonal (C, d)."""
+        means, roots = np.asarray(self.gaussians.means), np.asarray(self.gaussians.roots)
+        dense = isinstance(self.gaussians.structure, Full)
+        precisions = roots @ np.swapaxes(roots, 1, 2) if dense else roots**2
+        if len(means) == 1:
+            # The base draws' mean is zero.
+            return np.zeros_like(means), -precisions
+        r = softmax(self._logs(), axis=-1)
+        slopes = [self._slopes(c, means, precisions) for c in range(len(means))]
+        gradients, hessians = [], []
+        for own, slope in zip(r, slopes, strict=True):
+            whole = np.einsum("rj,rjd->rd", own, slope)
+            gradients.append(np.mean(whole, axis=0))
+            average = np.mean(own, axis=0)
+            if dense:
+                outer = np.einsum("rj,rja,rjb->ab", own, slope, slope) - whole.T @ whole
+            else:
+                outer = np.einsum("rj,rja->a", own, slope**2) - np.sum(whole**2, axis=0)
+            hessians.append(outer / len(own) - np.tensordot(average, precisions, axes=1))
+        return np.stack(gradients), np.stack(hessians)
+
+    def _slopes(self, c: int, means: np.ndarray, precisions: np.ndarray) -> Float[np.ndarray, "R C d"]:
+        """−Λ_j(θ − μ_j) at the draws of Gaussian c, for every j."""
+        away = mapped(self.gaussians, self.base)[c][:, None] - means
+        if precisions.ndim == 3:
+            return -np.einsum("rja,jab->rjb", away, precisions)
+        return -away * precisions
+
+    def _logs(self) -> Float[np.ndarray, "C R C"]:
+        return np.stack([log_components(self.gaussians, own) for own in mapped(self.gaussians, self.base)])
+
+
+def paired_difference(before: Moments, after: Moments) -> Estimate:
+    """What the ELBO gained, with its standard error over base draws, each with its mirror image."""
+    difference = after.bounds() - before.bounds()
+    pairs = difference.reshape(2, -1).mean(axis=0)
+    return Estimate(np.asarray(np.mean(pairs)), np.asarray(np.std(pairs, ddof=1) / np.sqrt(len(pairs))))
+
+
+def stepped(moments: Moments, rate: float) -> GaussianMixture | None:
+    """The Gaussians after a natural-gradient step; None where what the shards said is not finite."""
+    gaussians, (gradient, hessian) = moments.gaussians, moments.of_log_q()
+    g = moments.expected.gradient - gradient
+    h = moments.expected.hessian - hessian
+    means, covariances = [], []
+    for mean, root, slope, bend in zip(np.asarray(gaussians.means), np.asarray(gaussians.roots), g, h, strict=True):
+        moved = _one_step(mean, root, rate * slope, rate * bend)
+        if not all(np.all(np.isfinite(part)) for part in moved):
+            return None
+        means.append(moved[0])
+        covariances.append(moved[1])
+    log_weights = np.asarray(gaussians.log_weights) + rate * np.mean(moments.gains(), axis=1)
+    return GaussianMixture.from_covariances(np.stack(means), np.stack(covariances), softmax(log_weights))
+
+
+def only(mixture: GaussianMixture, kept: Bool[np.ndarray, " C"]) -> GaussianMixture:
+    """Some of the Gaussians, with weights that sum to 1."""
+    log_weights, means, roots = (np.asarray(x)[kept] for x in (mixture.log_weights, mixture.means, mixture.roots))
+    return GaussianMixture(log_weights - logsumexp(log_weights), means, roots, mixture.structure)
+
+
+def _one_step(mean: np.ndarray, root: np.ndarray, slope: np.ndarray, bend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and covariance of one Gaussian after Λ' = Λ − bend, μ' = μ + Λ'⁻¹ slope."""
+    if root.ndim == 1:
+        ratio = np.clip(1 - bend / root**2, 1 / _MOST, _MOST)
+        variance = 1 / (root**2 * ratio)
+        step = variance * slope
+        return mean + _capped(step, root * step), variance
+    # In units of its own sds, L⁻¹ Λ' L⁻ᵀ, eigenvalues are what precisions change by.
+    half = np.linalg.solve(root, np.linalg.solve(root, bend).T)
+    values, vectors = np.linalg.eigh(np.eye(len(mean)) - 0.5 * (half + half.T))
+    units = np.linalg.solve(root.T, vectors / np.sqrt(np.clip(values, 1 / _MOST, _MOST)))
+    covariance = units @ units.T
+    step = covariance @ slope
+    return mean + _capped(step, root.T @ step), 0.5 * (covariance + covariance.T)
+
+
+def _capped(step: np.ndarray, white: np.ndarray) -> np.ndarray:
+    """The step, not longer than so many sds: what is farther is not known from here."""
+    return step * min(1.0, _LONGEST / max(float(np.linalg.norm(white)), 1e-300))
+
+
+def divergence(a: GaussianMixture, b: GaussianMixture) -> float:
+    """KL(a‖b) in nats, Gaussian by Gaussian, with that of the weights."""
+    total = 0.0
+    dense = isinstance(a.structure, Full)
+    listed = zip(
+        *(np.asarray(x) for x in (a.log_weights, a.means, a.roots, b.log_weights, b.means, b.roots)), strict=True
+    )
+    for log_a, mean_a, root_a, log_b, mean_b, root_b in listed:
+        delta = mean_b - mean_a
+        if dense:
+            # Lᵀ_b L⁻ᵀ_a, whose squared entries sum to tr Λ_b Σ_a.
+            ratio = np.linalg.solve(root_a, root_b)
+            trace, white = float(np.sum(ratio**2)), delta @ root_b
+            log_ratio = np.sum(np.log(np.diagonal(root_b))) - np.sum(np.log(np.diagonal(root_a)))
+        else:
+            trace, white = float(np.sum((root_b / root_a) ** 2)), delta * root_b
+            log_ratio = np.sum(np.log(root_b)) - np.sum(np.log(root_a))
+        own = 0.5 * (trace - len(mean_a) + white @ white) - log_ratio
+        total += float(np.exp(log_a) * (own + log_a - log_b))
+    return total
