@@ -41,7 +41,7 @@ def draw(posterior: epvi.Posterior, path: Path, nuts: dict[str, np.ndarray] | No
     right.set_title("baseline log odds", fontsize=10)
     handles, labels = left.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=9, frameon=False)
-    figure.suptitle("Four hospitals, each alone with its quarter of the prior, and their product (means and 90 %)")
+    figure.suptitle("Four hospitals, each alone with its quarter of the prior, and all four together (means and 90 %)")
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
