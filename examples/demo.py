@@ -135,7 +135,7 @@ def draw(product: epvi.Posterior, full: epvi.Posterior, draws: np.ndarray, path:
     contours(c, whole, colors="black", linewidths=LINES)
     a.set_title("(a) All rows")
     b.set_title("(b) Six shards apart")
-    c.set_title("(c) Their product")
+    c.set_title("(c) Their product, refined")
     line, patch = Line2D([], [], color="black"), Rectangle((0, 0), 1, 1, color=BLUES[0])
     style: dict[str, Any] = {"loc": "upper left", "frameon": False, "fontsize": 9}
     a.legend([dots, line], ["NUTS", "fit of all rows"], markerscale=3, **style)

@@ -59,29 +59,29 @@ def test_answers_are_the_log_density_and_its_derivatives(promoting):
     draws, scores = scored()
     for rows, one in zip(SHARDS, scores, strict=True):
         f, of_rows = log_p(rows, 0.5)
-        np.testing.assert_allclose(one.values, jax.vmap(f)(draws.theta), rtol=1e-10)
+        np.testing.assert_allclose(one.values, jax.jit(jax.vmap(f))(draws.theta), rtol=1e-10)
         assert one.exact
         assert not np.any(one.errors)
         centre = draws.centres[0]
-        np.testing.assert_allclose(one.centres.gradient[0], jax.grad(f)(centre), rtol=1e-6, atol=1e-8)
-        np.testing.assert_allclose(one.centres.hessian[0], jax.hessian(f)(centre), rtol=1e-6, atol=1e-8)
-        gradients = jax.jacobian(of_rows)(centre)
+        np.testing.assert_allclose(one.centres.gradient[0], jax.jit(jax.grad(f))(centre), rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(one.centres.hessian[0], jax.jit(jax.hessian(f))(centre), rtol=1e-6, atol=1e-8)
+        gradients = jax.jit(jax.jacobian(of_rows))(centre)
         np.testing.assert_allclose(one.rows.gradient, np.sum(gradients, axis=0), rtol=1e-6, atol=1e-8)
         np.testing.assert_allclose(one.rows.products, np.asarray(gradients).T @ gradients, rtol=1e-6, atol=1e-8)
         (points,) = draws.points()
-        np.testing.assert_allclose(one.moments.values[0], jax.vmap(f)(points), rtol=1e-10)
+        np.testing.assert_allclose(one.moments.values[0], jax.jit(jax.vmap(f))(points), rtol=1e-10)
         np.testing.assert_allclose(
-            one.moments.gradient[0], np.mean(jax.vmap(jax.grad(f))(points), axis=0), rtol=1e-6, atol=1e-8
+            one.moments.gradient[0], np.mean(jax.jit(jax.vmap(jax.grad(f)))(points), axis=0), rtol=1e-6, atol=1e-8
         )
         np.testing.assert_allclose(
-            one.moments.hessian[0], np.mean(jax.vmap(jax.hessian(f))(points), axis=0), rtol=1e-6, atol=1e-8
+            one.moments.hessian[0], np.mean(jax.jit(jax.vmap(jax.hessian(f)))(points), axis=0), rtol=1e-6, atol=1e-8
         )
 
 
 def test_scores_sum_to_the_log_joint_of_all_rows(promoting):
     draws, scores = scored()
     whole, _ = log_p(ROWS, 1.0)
-    np.testing.assert_allclose(sum(one.values for one in scores), jax.vmap(whole)(draws.theta), rtol=1e-10)
+    np.testing.assert_allclose(sum(one.values for one in scores), jax.jit(jax.vmap(whole))(draws.theta), rtol=1e-10)
 
 
 def test_the_certificate_is_that_of_fit():

@@ -71,7 +71,7 @@ def test_a_thread_pool_runs_a_new_model_in_all_its_threads(attempt):
             numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
     with ThreadPoolExecutor(4) as threads:
-        posterior = epvi.fit(fresh, ROWS, 8, inference=QUICK, executor=threads)
+        posterior = epvi.fit(fresh, ROWS, 8, inference=QUICK, certify=False, executor=threads)
     x = ROWS["x"]
     truth = np.linalg.inv(x.T @ x + np.eye(3) / (1.0 + attempt) ** 2)
     np.testing.assert_allclose(posterior.mixture.covariance(), truth, rtol=1e-6)
@@ -93,16 +93,16 @@ def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few():
         with ThreadPoolExecutor(1) as executor:
             # Full shards only, so that both jobs have blocks of one size.
             rows = {name: column[: 60 * num_shards] for name, column in ROWS.items()}
-            epvi.fit(counting, rows, num_shards, inference=QUICK, executor=executor)
+            epvi.fit(counting, rows, num_shards, inference=QUICK, certify=False, executor=executor)
         counts.append(len(TRACES))
     assert counts[0] == counts[1]
 
 
 def test_a_model_that_is_fitted_again_is_not_traced_again():
     with ThreadPoolExecutor(1) as executor:
-        epvi.fit(counting, ROWS, 2, inference=QUICK, executor=executor)
+        epvi.fit(counting, ROWS, 2, inference=QUICK, certify=False, executor=executor)
         TRACES.clear()
-        epvi.fit(counting, ROWS, 2, inference=QUICK, executor=executor)
+        epvi.fit(counting, ROWS, 2, inference=QUICK, certify=False, executor=executor)
     assert not TRACES
 
 
@@ -135,7 +135,7 @@ def test_rows_can_be_split_by_a_column_that_the_model_does_not_take():
 
 
 def test_rows_in_their_order_are_runs_of_rows():
-    posterior = epvi.fit(logistic, ROWS, 3, shuffle=False, inference=QUICK)
+    posterior = epvi.fit(logistic, ROWS, 3, shuffle=False, inference=QUICK, certify=False)
     second = epvi.fit_shard(LOGISTIC, {k: v[200:400] for k, v in ROWS.items()}, "2/3", inference=QUICK)
     np.testing.assert_allclose(posterior.fits[1].mixture.means, second.mixture.means, rtol=1e-8)
 
@@ -145,7 +145,7 @@ def test_a_failing_shard_names_itself_and_keeps_the_others():
     rows["y"] = rows["y"].astype(int)
     rows["y"][450:453] = 2
     with pytest.raises(epvi.ShardError, match=r"shard 4 of 4 .* column 'y' has 3 values outside") as error:
-        epvi.fit(logistic, rows, 4, shuffle=False, inference=QUICK)
+        epvi.fit(logistic, rows, 4, shuffle=False, inference=QUICK, certify=False)
     assert [fit.shard for fit in error.value.fits] == [1, 2, 3]
     mended = epvi.fit_shard(LOGISTIC, {k: v[450:] for k, v in ROWS.items()}, "4/4", inference=QUICK)
     posterior = epvi.combine([*error.value.fits, mended])
@@ -166,7 +166,7 @@ def test_a_shard_that_ends_badly_names_itself_and_keeps_the_others():
     rows = {name: column.copy() for name, column in ROWS.items()}
     rows["y"][:150] = rows["x"][:150, 0] > 0  # the first shard's labels are separable
     with pytest.raises(epvi.ShardError, match="shard 1 of 4 did not end well: flat direction") as error:
-        epvi.fit(flat, rows, 4, shuffle=False, inference=QUICK)
+        epvi.fit(flat, rows, 4, shuffle=False, inference=QUICK, certify=False)
     assert [fit.shard for fit in error.value.fits] == [2, 3, 4]
 
 
@@ -179,16 +179,16 @@ def deadly(x, y=None):
 
 def test_a_worker_that_dies_is_said_and_the_next_call_works():
     with pytest.raises(epvi.ShardError, match="a worker process died while it fitted shard"):
-        epvi.fit(deadly, ROWS, 2, inference=QUICK)
-    assert epvi.fit(logistic, ROWS, 2, inference=QUICK).product.status.ok
+        epvi.fit(deadly, ROWS, 2, inference=QUICK, certify=False)
+    assert epvi.fit(logistic, ROWS, 2, inference=QUICK, certify=False).product.status.ok
 
 
 def test_a_worker_killed_while_it_idles_is_replaced():
-    before = epvi.fit(logistic, ROWS, 2, inference=QUICK, executor=1)
+    before = epvi.fit(logistic, ROWS, 2, inference=QUICK, certify=False, executor=1)
     for process in list(pool.workers(1)._processes):
         os.kill(process, signal.SIGKILL)
     time.sleep(2)  # until the pool has noticed
-    assert same(before, epvi.fit(logistic, ROWS, 2, inference=QUICK, executor=1))
+    assert same(before, epvi.fit(logistic, ROWS, 2, inference=QUICK, certify=False, executor=1))
 
 
 def unpicklable():
@@ -210,7 +210,7 @@ def test_an_executor_that_was_closed_is_said():
     executor = ThreadPoolExecutor(1)
     executor.shutdown()
     with pytest.raises(epvi.EpviError, match="the executor takes no work"):
-        epvi.fit(logistic, ROWS, 2, inference=QUICK, executor=executor)
+        epvi.fit(logistic, ROWS, 2, inference=QUICK, certify=False, executor=executor)
 
 
 SCRIPT = """
@@ -297,7 +297,9 @@ def gaussian(x, y=None):
 
 def test_float32_rows_give_the_same_posterior_within_their_accuracy():
     rows = {name: column.astype(np.float32) for name, column in ROWS.items()}
-    double, single = (epvi.fit(gaussian, given, 3, inference=QUICK, executor=2) for given in (ROWS, rows))
+    double, single = (
+        epvi.fit(gaussian, given, 3, inference=QUICK, certify=False, executor=2) for given in (ROWS, rows)
+    )
     assert single.mixture.means.dtype == np.float64
     away = (single.mixture.mean() - double.mixture.mean()) / double.mixture.sd()
     assert np.max(np.abs(away)) < 1e-2
