@@ -6,7 +6,6 @@ what `Asked` says, so that answers are known to be answers to it.
 
 import dataclasses
 import os
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from scipy.linalg import solve_triangular
 from epvi import envelope
 from epvi.envelope import Envelope, Malformed
 from epvi.errors import EpviError
-from epvi.handover import MOST_SHARDS, Provenance, describe_provenance, read_provenance
+from epvi.handover import MOST_SHARDS, Part, Provenance, describe_provenance, read_provenance
 from epvi.mixture import GaussianMixture
 from epvi.packing import describe_space, mixture_arrays, read_mixture, read_space
 from epvi.record import Record, as_text, printable
@@ -37,16 +36,6 @@ class Asked:
     key: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """A shard that is asked: its number, what to call it, and its share of the prior."""
-
-    shard: int
-    num_shards: int
-    label: str
-    prior: Fraction
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draws:
     """What every site is asked: log p_m at `theta`, its derivatives at `centres`, its moments under `gaussians`.
@@ -62,7 +51,7 @@ class Draws:
     base: Float[np.ndarray, "R d"]
     space: Space
     made_of: Provenance
-    shares: tuple[Share, ...]
+    shares: tuple[Part, ...]
     file: str = ""
 
     def __repr__(self) -> str:
@@ -82,7 +71,7 @@ class Draws:
         """The draws of every Gaussian at which its moments are averaged."""
         return mapped(self.gaussians, self.base)
 
-    def share_of(self, shard: int) -> Share:
+    def share_of(self, shard: int) -> Part:
         """The shard of this number, or a refusal."""
         for share in self.shares:
             if share.shard == shard:
@@ -162,10 +151,10 @@ def read_points(content: Envelope, name: str, count: int | None, dim: int) -> np
     return np.array(points)
 
 
-def _read_share(value: Any, what: str) -> Share:
+def _read_share(value: Any, what: str) -> Part:
     if not isinstance(value, list) or len(value) != 4:
         raise Malformed(f"its {what} has something that is not a shard")
     record = Record(dict(zip(("shard", "num_shards", "label", "prior"), value, strict=True)), what)
     num_shards = record.whole("num_shards", 1, MOST_SHARDS)
     label = as_text(record.any("label"), "label")
-    return Share(record.whole("shard", 1, num_shards), num_shards, label, record.fraction("prior"))
+    return Part(record.whole("shard", 1, num_shards), num_shards, label, record.fraction("prior"))

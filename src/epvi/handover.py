@@ -57,6 +57,16 @@ class Provenance:
         return half > 0 and all(value == values[0] for value in values) and all(slope == 0 for slope in slopes)
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Which shard of how many this is, what to call it, and its share of the prior."""
+
+    shard: int
+    num_shards: int
+    label: str
+    prior: Fraction
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardFit:
     """One shard's approximation of its subposterior p(θ)^f p(x_m | θ), with all that the hub needs to know of it.

@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.alignment import aligned
-from epvi.draws import Asked, Draws, Share
-from epvi.handover import Provenance
+from epvi.draws import Asked, Draws
+from epvi.handover import Part, Provenance
 from epvi.hub.family import joined, one_per_mode, stray_modes
 from epvi.hub.normals import base_draws, draw, log_density, uniform_points
 from epvi.mixture import GaussianMixture
@@ -86,7 +86,7 @@ def draws_of(posterior: "Posterior", asked: Asked) -> Draws:
         base=base_of(asked, posterior.space.dim),
         space=posterior.space,
         made_of=_without_rows(posterior.fits[0].made_of),
-        shares=tuple(Share(fit.shard, fit.num_shards, fit.label, fit.prior) for fit in fits),
+        shares=tuple(Part(fit.shard, fit.num_shards, fit.label, fit.prior) for fit in fits),
     )
 
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from epvi.draws import Draws, Share
+from epvi.draws import Draws
 from epvi.errors import EpviError
-from epvi.handover import Provenance
+from epvi.handover import Part, Provenance
 from epvi.scores import Derivatives, Expected, Scores, Variation
 from epvi.site.density import Curve, Subposterior, block_size
 from epvi.site.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
@@ -91,7 +91,7 @@ class Asking:
     memory: Memory = dataclasses.field(default_factory=Memory)
 
 
-def answer_columns(programs: Programs, columns: Columns, draws: Draws, share: Share, asking: Asking) -> Scores:
+def answer_columns(programs: Programs, columns: Columns, draws: Draws, share: Part, asking: Asking) -> Scores:
     """Answer for checked columns with compiled programs."""
     start = time.perf_counter()
     subposterior = Subposterior.of(programs, columns, share.prior, asking.rows_per_block)
@@ -180,19 +180,11 @@ def _expansion(
 def _scored(near: list[Around], theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Every draw from the expansion about the centre that is nearest to it."""
     values, errors = np.empty(len(theta)), np.empty(len(theta))
-    nearest = np.argmin([_distances(around, theta) for around in near], axis=0)
+    nearest = np.argmin([around.whole.distances(theta - around.centre) for around in near], axis=0)
     for i, around in enumerate(near):
         if np.any(nearest == i):
             values[nearest == i], errors[nearest == i] = around.near(theta[nearest == i], _DRAWS_AT_ONCE)
     return values, np.where(np.isfinite(errors), errors, 1e3)
-
-
-def _distances(around: Around, theta: np.ndarray) -> np.ndarray:
-    delta, hessian = theta - around.centre, around.whole.hessian
-    if hessian.ndim == 1:
-        return np.sum(delta**2 * np.abs(hessian), axis=1)
-    sizes, vectors = np.linalg.eigh(hessian)
-    return np.sum((delta @ vectors) ** 2 * np.abs(sizes), axis=1)
 
 
 def _moved(around: Around, centre: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
@@ -205,7 +197,7 @@ def _moved(around: Around, centre: np.ndarray) -> tuple[float, np.ndarray, np.nd
 def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     values, gradients, hessians = [], [], []
     for points in draws.points():
-        nearest = near[int(np.argmin([np.mean(_distances(around, points)) for around in near]))]
+        nearest = near[int(np.argmin([np.mean(around.whole.distances(points - around.centre)) for around in near]))]
         values.append(nearest.near(points, _DRAWS_AT_ONCE).value)
         gradient, hessian = nearest.derivatives(points, asking.points_at_once)
         gradients.append(gradient)

@@ -41,6 +41,13 @@ class Taylor(NamedTuple):
         bent = delta @ self.hessian if self.hessian.ndim == 2 else delta * self.hessian
         return np.asarray(self.value + delta @ self.gradient + 0.5 * np.sum(delta * bent, axis=-1))
 
+    def distances(self, delta: np.ndarray) -> np.ndarray:
+        """δᵀ|H|δ: how far that is from the point, in units of the curvature there."""
+        if self.hessian.ndim == 1:
+            return np.asarray(np.sum(delta**2 * np.abs(self.hessian), axis=-1))
+        sizes, vectors = np.linalg.eigh(self.hessian)
+        return np.asarray(np.sum((delta @ vectors) ** 2 * np.abs(sizes), axis=-1))
+
 
 class Near(NamedTuple):
     """Values at S points with standard errors."""

@@ -28,7 +28,7 @@ class Memory:
     def near(self, point: Float[np.ndarray, " d"]) -> tuple[np.ndarray, Taylor] | None:
         """The expansion about the nearest known point, if that is near enough."""
         self._read()
-        found = [(_distance(point - centre, taylor), i) for i, (centre, taylor) in enumerate(self.known)]
+        found = [(float(taylor.distances(point - centre)), i) for i, (centre, taylor) in enumerate(self.known)]
         if not found or min(found)[0] > _NEAR:
             return None
         return self.known[min(found)[1]]
@@ -57,10 +57,3 @@ class Memory:
 def _named(centre: np.ndarray, taylor: Taylor) -> dict[str, np.ndarray]:
     named = {"centre": centre, "value": taylor.value, "gradient": taylor.gradient, "hessian": taylor.hessian}
     return {name: np.asarray(x) for name, x in named.items()}
-
-
-def _distance(delta: np.ndarray, taylor: Taylor) -> float:
-    if taylor.hessian.ndim == 1:
-        return float(np.sum(delta**2 * np.abs(taylor.hessian)))
-    values, vectors = np.linalg.eigh(taylor.hessian)
-    return float(np.sum((delta @ vectors) ** 2 * np.abs(values)))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.errors import EpviError
-from epvi.handover import Provenance, ShardFit
+from epvi.handover import Part, Provenance, ShardFit
 from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
 from epvi.site.density import Report, Subposterior, block_size
@@ -49,7 +49,7 @@ def fit_shard(
     return fit_table(model, read_rows(with_constants(rows, ONE_SITE)), part, inference, seed)
 
 
-def fit_table(model: Model, table: Table, part: "Part", inference: Inference, seed: Seed) -> ShardFit:
+def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed: Seed) -> ShardFit:
     """Fit rows that were read."""
     columns = table.columns
     programs = model.programs(columns)
@@ -62,16 +62,6 @@ def fit_table(model: Model, table: Table, part: "Part", inference: Inference, se
         table.hash_key,
     )
     return fit_columns(programs, columns, part, plan)
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-    """Which shard of how many this is, what to call it, and its share of the prior."""
-
-    shard: int
-    num_shards: int
-    label: str
-    prior: Fraction
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
