@@ -1,0 +1,279 @@
+"""Figure 3: hierarchical logistic regression, held-out negative log-likelihood against time, and accuracy.
+
+Run: python experiments/figure3.py [--full] [--rows simulated | ten-thousand] [--susy SUSY.csv.gz] [--seed 0]
+
+(a) M = 2..20 shards at K = 4 components; (b) K = 2..8 at M = 10; (c) accuracy for M = 10..200. Times are the paper's
+clock (lab/strategies.py says what it counts); the wall time is that of epvi.fit in two processes, from rows in memory
+to the posterior, where K = 4. The likelihood is that of the held-out rows (of the first 50,000, where there are more).
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from lab.experiment import Experiment, Said, run
+from lab.look import BLUE, GREEN, ORANGE, legend_below, line, panels
+from lab.results import Case, Row, by_strategy
+from lab.strategies import (
+    PRODUCTS,
+    Clock,
+    Rows,
+    alone,
+    fit_apart,
+    fits_exactly,
+    multiplied,
+    papers,
+    parts_of,
+    refined,
+    timed,
+)
+from lab.susy import Divided, from_file, simulated, ten_thousand
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import epvi
+from epvi.models import logistic
+
+QUICK_ROWS, PAPER_ROWS = 1_000_000, 5_000_000
+SCORED = 50_000
+PROCESSES = 2
+# Wall times are of this number of components.
+WALL_K = 4
+# How the wall's clock is drawn beside the paper's.
+WALL = {"linestyle": "--", "markerfacecolor": "none"}
+WAYS = ("EPVI_sample", "EPVI_subset", "EPVI_anchored", "EPVI_exact")
+
+
+def varied(said: Said) -> dict[str, list[tuple[int, int]]]:
+    """(M, K) of every panel."""
+    few = range(2, 21, 2) if said.full else (2, 5, 10, 20)
+    components = range(2, 9) if said.full else (2, 4, 8)
+    many = range(10, 201, 10) if said.full else (10, 20, 50, 200)
+    return {"M": [(m, 4) for m in few], "K": [(10, k) for k in components], "accuracy": [(m, 4) for m in many]}
+
+
+def source(said: Said) -> str:
+    return "file" if said.susy else said.rows
+
+
+def num_rows(said: Said) -> int:
+    """Of simulated ones; real ones are as many as there are."""
+    if source(said) != "simulated":
+        return 0
+    return said.num_rows or (PAPER_ROWS if said.full else QUICK_ROWS)
+
+
+def cases(said: Said) -> list[Case]:
+    """Each (M, K) once, whatever the panels are that show it."""
+    common = {"rows": source(said), "num_rows": num_rows(said), "seed": said.seed}
+    sizes = dict.fromkeys(size for some in varied(said).values() for size in some)
+    return [{**common, "M": m, "K": k} for m, k in sizes]
+
+
+def rows_of(said: Said) -> Divided:
+    if said.susy:
+        return from_file(said.susy, said.out)
+    return ten_thousand(said.seed) if said.rows == "ten-thousand" else simulated(num_rows(said), said.seed)
+
+
+def measuring(said: Said) -> Callable[[Case], list[Row]]:
+    divided, model = rows_of(said), epvi.Model(logistic)
+    study = Study(model, divided.fitted, {n: c[:SCORED] for n, c in divided.held_out.items()}, said.seed)
+    likelihoods = {size for panel in ("M", "K") for size in varied(said)[panel]}
+
+    def measure(case: Case) -> list[Row]:
+        m, k = int(case["M"]), int(case["K"])
+        return list(study.all_strategies(m, k) if (m, k) in likelihoods else study.accuracies(m, k))
+
+    return measure
+
+
+class Study:
+    """The rows, and what is measured of a posterior of them."""
+
+    def __init__(self, model: epvi.Model, fitted: Rows, held_out: Rows, seed: int) -> None:
+        self._model, self._fitted, self._held_out, self._seed = model, fitted, held_out, seed
+        self._on_all_rows: dict[int, Row] = {}
+
+    def all_strategies(self, m: int, k: int) -> Iterator[Row]:
+        """One row for each strategy."""
+        yield self._nvi(k)
+        parts = parts_of(self._fitted, m)
+        apart = fit_apart(self._model, parts, papers(k), self._seed)
+        figures = [self._figures(alone(fit)) for fit in apart.fits]
+        averages = {name: float(np.mean([float(one[name]) for one in figures])) for name in figures[0]}
+        yield {**_clock("Subposteriors", Clock(max(apart.seconds), 0.0, 0.0)), **averages}
+        wall = self._wall(m, k, papers(k), product=PRODUCTS["EPVI_sample"], certify=False)
+        for way in WAYS:
+            if way == "EPVI_exact" and not fits_exactly(apart.fits):
+                continue
+            posterior, clock = multiplied(apart, way, self._seed)
+            yield {**_clock(way, clock), **self._figures(posterior), **(wall if way == "EPVI_sample" else {})}
+        posterior, clock = refined(self._model, parts, self._seed)
+        yield {**_clock("EPVI_refined", clock), **self._figures(posterior), **self._wall(m, k, None)}
+
+    def accuracies(self, m: int, k: int) -> Iterator[Row]:
+        """Only what panel (c) shows."""
+        parts = parts_of(self._fitted, m)
+        posterior, clock = multiplied(fit_apart(self._model, parts, papers(k), self._seed), "EPVI_sample", self._seed)
+        yield {**_clock("EPVI_sample", clock), **self._figures(posterior)}
+        posterior, clock = refined(self._model, parts, self._seed)
+        yield {**_clock("EPVI_refined", clock), **self._figures(posterior)}
+
+    def _nvi(self, k: int) -> Row:
+        """All rows at once, measured once for every K."""
+        if k not in self._on_all_rows:
+            apart = fit_apart(self._model, [self._fitted], papers(k), self._seed)
+            clock = Clock(apart.seconds[0], 0.0, 0.0)
+            wall = self._wall(1, k, papers(k), certify=False)
+            self._on_all_rows[k] = {**_clock("NVI", clock), **self._figures(alone(apart.fits[0])), **wall}
+        return self._on_all_rows[k]
+
+    def _figures(self, posterior: epvi.Posterior) -> Row:
+        nll = -epvi.log_predictive(self._model, posterior, self._held_out, num_samples=200, seed=self._seed)
+        return {"nll": nll, "accuracy": accuracy(posterior, self._held_out, self._seed)}
+
+    def _wall(self, m: int, k: int, inference: epvi.NVI | None, **settings: Any) -> Row:
+        """The second of two whole jobs, where M is varied."""
+        if k != WALL_K:
+            return {}
+
+        def job() -> epvi.Posterior:
+            return epvi.fit(
+                self._model, self._fitted, m, shuffle=False, inference=inference, executor=PROCESSES, seed=self._seed,
+                progress=False, **settings,
+            )  # fmt: skip
+
+        job()
+        return {"wall": timed(job, time.perf_counter)[1]}
+
+
+def _clock(strategy: str, clock: Clock) -> Row:
+    parts = {"local": clock.local, "transfer": clock.transfer, "product": clock.product}
+    return {"strategy": strategy, "seconds": clock.total, **parts}
+
+
+def accuracy(posterior: epvi.Posterior, rows: Rows, seed: int) -> float:
+    """How many labels the posterior mean of P(y = 1 | x) gets right."""
+    w = posterior.sample(200, seed=seed)["w"].astype(np.float32)
+    right = 0
+    for start in range(0, len(rows["y"]), 10_000):
+        x, y = rows["x"][start : start + 10_000], rows["y"][start : start + 10_000]
+        right += int(np.sum((np.mean(1 / (1 + np.exp(-(x @ w.T))), axis=1) > 0.5) == (y == 1)))
+    return right / len(rows["y"])
+
+
+WHAT = {
+    "simulated": "{:,} simulated rows with the correlations of SUSY's columns",
+    "file": "all rows of SUSY",
+    "ten-thousand": "10,000 real rows of SUSY",
+}
+
+
+def draw(rows: list[Row], said: Said) -> Figure:
+    figure, axes = panels(2, 3, (4.7, 3.5))
+    shown = {
+        panel: [row for size in some for row in rows if (row["M"], row["K"]) == size]
+        for panel, some in varied(said).items()
+    }
+    for axis, letter, panel, fixed in ((0, "a", "M", "K = 4"), (1, "b", "K", "M = 10")):
+        _likelihoods(axes[0, axis], shown[panel], panel)
+        axes[0, axis].set_title(f"({letter}) held-out loss against time, {panel} varied, {fixed}")
+        _speeds(axes[1, axis], shown[panel], panel)
+    _accuracies(axes[0, 2], shown["accuracy"])
+    _clocks(axes[1, 2], by_strategy(shown["M"])["EPVI_sample"])
+    legend_below(figure, axes[:1])
+    what = WHAT[source(said)].format(num_rows(said))
+    figure.suptitle(f"Hierarchical logistic regression: {what}", x=0.01, ha="left", fontsize=12)
+    return figure
+
+
+def _likelihoods(axis: Axes, rows: list[Row], panel: str) -> None:
+    """The paper's panel: time across, loss up, a point for each M (or K), numbered."""
+    for strategy, mine in by_strategy(rows).items():
+        mine = mine[:1] if strategy == "NVI" and panel == "M" else mine
+        line(axis, strategy, [row["seconds"] for row in mine], [row["nll"] for row in mine])
+        if strategy in ("EPVI_sample", "Subposteriors"):
+            for row in mine:
+                place = (float(row["seconds"]), float(row["nll"]))
+                axis.annotate(str(row[panel]), place, (3, 4), textcoords="offset points", fontsize=7)
+    axis.set_xscale("log")
+    axis.set_xlabel("seconds, the paper's clock")
+    axis.set_ylabel("negative log-likelihood per row")
+
+
+def _speeds(axis: Axes, rows: list[Row], panel: str) -> None:
+    """NVI's seconds over a strategy's, by the paper's clock and by the wall's."""
+    found = by_strategy(rows)
+    for strategy in ("EPVI_sample", "EPVI_refined"):
+        for clock, name, look in (("seconds", "the paper's clock", {}), ("wall", "wall, two processes", WALL)):
+            pairs = [(nvi, row) for nvi, row in zip(found["NVI"], found[strategy], strict=True) if clock in row]
+            ratios = [float(nvi[clock]) / float(row[clock]) for nvi, row in pairs]
+            line(axis, strategy, [row[panel] for _, row in pairs], ratios, label=f"{strategy}, {name}", **look)
+    axis.axhline(1, color="0.6", linewidth=1)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.set_xlabel(panel)
+    axis.set_ylabel("times faster than NVI")
+    axis.legend(fontsize=8)
+    axis.set_title(f"speed over NVI on all rows, {panel} varied")
+
+
+def _accuracies(axis: Axes, rows: list[Row]) -> None:
+    found = by_strategy(rows)
+    for strategy in ("EPVI_sample", "EPVI_refined"):
+        mine = found[strategy]
+        line(axis, strategy, [row["M"] for row in mine], [row["accuracy"] for row in mine])
+    middle = float(np.mean([float(row["accuracy"]) for row in found["EPVI_sample"]]))
+    axis.set_ylim(middle - 0.01, middle + 0.01)
+    axis.set_xlabel("M")
+    axis.set_ylabel("accuracy, held-out rows")
+    axis.set_title("(c) accuracy over a wide range of M")
+
+
+def _clocks(axis: Axes, rows: list[Row]) -> None:
+    """What the paper's clock is made of."""
+    below = np.zeros(len(rows))
+    for part, color, name in (
+        ("local", BLUE, "slowest shard"),
+        ("transfer", ORANGE, "transfer"),
+        ("product", GREEN, "product"),
+    ):
+        high = np.array([float(row[part]) for row in rows])
+        axis.bar([str(row["M"]) for row in rows], high, bottom=below, color=color, label=name)
+        below += high
+    axis.set_xlabel("M")
+    axis.set_ylabel("seconds")
+    axis.legend()
+    axis.set_title("what EPVI_sample's clock is made of")
+
+
+def report(rows: list[Row]) -> list[str]:
+    lines = [
+        f"{'panel':9s}{'M':>4s}{'K':>3s}  {'strategy':15s}{'loss':>10s}{'accuracy':>10s}{'seconds':>9s}{'wall':>8s}"
+    ]
+    for row in rows:
+        wall = f"{float(row['wall']):8.2f}" if "wall" in row else ""
+        lines.append(
+            f"{row['M']:4d}{row['K']:3d}  {row['strategy']:15s}{float(row['nll']):10.6f}"
+            f"{float(row['accuracy']):10.4f}{float(row['seconds']):9.3f}{wall}"
+        )
+    return lines
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", choices=("simulated", "ten-thousand"), default="simulated")
+    parser.add_argument("--susy", type=Path, help="UCI's SUSY.csv.gz: real rows in the place of simulated ones")
+    parser.add_argument("--num-rows", type=int, default=None, help="simulated rows (1,000,000; with --full 5,000,000)")
+
+
+def called(said: Said) -> str:
+    return {"simulated": "figure3", "file": "figure3_susy", "ten-thousand": "figure3_ten_thousand"}[source(said)]
+
+
+if __name__ == "__main__":
+    run(Experiment("figure3", __doc__, cases, measuring, draw, report, arguments, called))

@@ -1,0 +1,82 @@
+"""One figure of the study: its cases, how a case is measured, how the table is drawn, and the command that does it."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lab import ROOT
+from lab.results import Case, Results, Row
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Said = argparse.Namespace
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """What `run` needs to know of a figure.
+
+    `measuring` makes what all cases share (rows, a model) and gives the function that measures one case; it is called
+    only when a case is missing. `report` gives lines to print below the figure's name.
+    """
+
+    name: str
+    about: str | None
+    cases: Callable[[Said], list[Case]]
+    measuring: Callable[[Said], Callable[[Case], list[Row]]]
+    draw: Callable[[list[Row], Said], "Figure"]
+    report: Callable[[list[Row]], list[str]] = lambda rows: []
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
+    # Another name for the files, where the command line chooses other rows.
+    called: Callable[[Said], str] | None = None
+
+
+def run(experiment: Experiment, words: Sequence[str] | None = None) -> None:
+    """The command: measure what is missing, draw, and say where everything is."""
+    said = _said(experiment, words)
+    name = experiment.called(said) if experiment.called else experiment.name
+    results = Results(said.out / f"{name}.csv")
+    cases = experiment.cases(said)
+    missing = [case for case in cases if case not in results]
+    console = Console(highlight=False)
+    if missing:
+        measure = experiment.measuring(said)
+        with _bar(console) as bar:
+            task = bar.add_task(name, total=len(cases), completed=len(cases) - len(missing), what="")
+            for case in missing:
+                bar.update(task, what=", ".join(f"{key} {value}" for key, value in case.items()))
+                results.add(case, measure(case))
+                bar.advance(task)
+    rows = results.of(cases)
+    _save(experiment, rows, said, name)
+    for line in experiment.report(rows):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(f"{name}: {len(missing)} of {len(cases)} cases measured now; {said.out / name}.csv, .svg, .png")
+
+
+def _said(experiment: Experiment, words: Sequence[str] | None) -> Said:
+    parser = argparse.ArgumentParser(description=experiment.about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true", help="the paper's sizes; without it, smaller ones")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=None, help="folder for table and figure (reproduced/quick or full)")
+    experiment.arguments(parser)
+    said = parser.parse_args(words)
+    said.out = said.out or ROOT / "reproduced" / ("full" if said.full else "quick")
+    return said
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, TextColumn("{task.fields[what]}"), console=console)
+
+
+def _save(experiment: Experiment, rows: list[Row], said: Said, name: str) -> None:
+    from lab.look import save
+
+    save(experiment.draw(rows, said), said.out / name)

@@ -1,0 +1,86 @@
+"""One look for all figures: a colour and a mark for each strategy that colour-blind readers can tell apart too.
+
+The colours are those of Okabe & Ito (2008), Color Universal Design.
+"""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
+YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#8A8A8A"
+
+
+class Mark(NamedTuple):
+    """How a strategy is drawn."""
+
+    color: str
+    marker: str
+    linestyle: str = "-"
+
+
+MARKS = {
+    "NVI": Mark(BLACK, "s"),
+    "Subposteriors": Mark(GREY, "x", ":"),
+    "EPVI_exact": Mark(ORANGE, "v", "--"),
+    "EPVI_sample": Mark(BLUE, "o"),
+    "EPVI_subset": Mark(GREEN, "^", "-."),
+    "EPVI_anchored": Mark(PURPLE, "D"),
+    "EPVI_refined": Mark(VERMILION, "*"),
+}
+
+_SETTINGS: Any = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.labelsize": 10,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "lines.markersize": 6,
+    "svg.hashsalt": "epvi",
+    "svg.fonttype": "none",
+}
+
+
+def panels(rows: int, columns: int, size: tuple[float, float], **settings: Any) -> tuple[Figure, Any]:
+    """A figure of so many panels, each of that size in inches; axes are an array (rows, columns)."""
+    with mpl.rc_context(_SETTINGS):
+        shape = (size[0] * columns, size[1] * rows)
+        return plt.subplots(rows, columns, figsize=shape, layout="constrained", squeeze=False, **settings)
+
+
+def line(axis: Axes, strategy: str, x: Any, y: Any, **settings: Any) -> None:
+    """One strategy's line, in its colour and with its mark."""
+    mark = MARKS[strategy]
+    drawn = {"color": mark.color, "marker": mark.marker, "linestyle": mark.linestyle, "label": strategy, **settings}
+    axis.plot(x, y, linewidth=1.4, **drawn)
+
+
+def legend_below(figure: Figure, axes: Any, columns: int = 7) -> None:
+    """One legend for all panels, each name once."""
+    found: dict[str, Any] = {}
+    for axis in axes.flat:
+        for handle, name in zip(*axis.get_legend_handles_labels(), strict=True):
+            found.setdefault(name, handle)
+    if found:
+        place = {"loc": "outside lower center", "ncols": min(columns, len(found)), "frameon": False}
+        figure.legend(list(found.values()), list(found), fontsize=9, **place)
+
+
+def save(figure: Figure, file: Path) -> None:
+    """As .svg and .png, each whole or not at all; the same figure gives the same bytes."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(_SETTINGS):
+        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+            part = file.with_name(f"{file.name}.part.{kind}")
+            figure.savefig(part, dpi=160, metadata=metadata)
+            os.replace(part, file.with_name(f"{file.name}.{kind}"))
+    plt.close(figure)

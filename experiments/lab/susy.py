@@ -1,0 +1,114 @@
+"""The rows of Figure 3, from one of three places, as columns x (with a first column of ones where they are real) and y.
+
+- simulated: normal columns with the means, scales and correlations of SUSY's, and labels of a logistic regression
+- file: UCI's SUSY.csv.gz, streamed once into a Parquet file beside the results
+- ten-thousand: 10,000 real rows (susy/susy_10000.npz in the folder that EPVI_DATA names)
+
+A tenth of the rows is held out. Real columns are standardised by the rows that are fitted.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from lab.strategies import Rows
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from posteriors import data_folder
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from susy import COLUMNS, susy_like
+
+LABEL = "signal"
+_BLOCK_BYTES = 2**24
+
+
+class Divided(NamedTuple):
+    """Rows to fit, rows held out, and what they are, for the figure's title."""
+
+    fitted: Rows
+    held_out: Rows
+    what: str
+
+
+def simulated(num_rows: int, seed: int) -> Divided:
+    fitted, held_out = _divided(susy_like(num_rows, seed))
+    return Divided(fitted, held_out, f"simulated: {num_rows:,} rows with the correlations of SUSY's columns")
+
+
+def ten_thousand(seed: int) -> Divided:
+    """The rows that are beside the project, in an order of their own: they come sorted."""
+    file = ten_thousand_file()
+    if not file.exists():
+        raise SystemExit(f"{file} is not there: EPVI_DATA names the folder that holds susy/susy_10000.npz.")
+    with np.load(file) as kept:
+        x, y = kept["X"].astype(np.float32), kept["y"].astype(np.int8)
+    order = np.random.default_rng([seed, 10_000]).permutation(len(y))
+    return _real({"x": x[order], "y": y[order]}, "real: 10,000 rows of SUSY")
+
+
+def ten_thousand_file() -> Path:
+    return data_folder(None) / "susy" / "susy_10000.npz"
+
+
+def from_file(file: Path, folder: Path) -> Divided:
+    """UCI's file, whole; its last tenth is held out, as by those who published it."""
+    table = pyarrow.parquet.read_table(as_parquet(file, folder))
+    x = np.stack([table[name].to_numpy() for name in COLUMNS], axis=1)
+    return _real({"x": x, "y": table[LABEL].to_numpy()}, f"real: all {len(x):,} rows of SUSY")
+
+
+def as_parquet(file: Path, folder: Path) -> Path:
+    """The file's rows in Parquet, streamed once; label first, then 18 columns, no header."""
+    if not file.exists():
+        raise SystemExit(f"{file} is not there: --susy names UCI's SUSY.csv.gz.")
+    made = folder / "susy.parquet"
+    if made.exists():
+        return made
+    folder.mkdir(parents=True, exist_ok=True)
+    part = made.with_suffix(".part")
+    schema = pa.schema([(LABEL, pa.int8()), *((name, pa.float32()) for name in COLUMNS)])
+    try:
+        _stream(file, part, schema)
+    except BaseException as error:
+        part.unlink(missing_ok=True)
+        if isinstance(error, pa.ArrowException):
+            raise SystemExit(f"{file} is not UCI's SUSY.csv.gz (a label and 18 numbers per line): {error}") from error
+        raise
+    os.replace(part, made)
+    return made
+
+
+def _stream(file: Path, part: Path, schema: pa.Schema) -> None:
+    reading = pyarrow.csv.ReadOptions(column_names=schema.names, block_size=_BLOCK_BYTES)
+    # Labels are written as 1.000000000000000000e+00.
+    converting = pyarrow.csv.ConvertOptions(column_types=dict.fromkeys(schema.names, pa.float32()))
+    with (
+        Progress(SpinnerColumn(), TextColumn("{task.description}"), transient=True) as bar,
+        pyarrow.csv.open_csv(file, reading, convert_options=converting) as batches,
+        pyarrow.parquet.ParquetWriter(part, schema) as writer,
+    ):
+        task, count = bar.add_task(f"{file.name} to Parquet"), 0
+        for batch in batches:
+            writer.write_batch(batch.cast(schema))
+            count += batch.num_rows
+            bar.update(task, description=f"{file.name} to Parquet: {count:,} rows")
+
+
+def _real(rows: Rows, what: str) -> Divided:
+    fitted, held_out = _divided(rows)
+    mean, sd = (np.asarray(moment(fitted["x"], axis=0, dtype=np.float64)) for moment in (np.mean, np.std))
+    return Divided(_standardised(fitted, mean, sd), _standardised(held_out, mean, sd), what)
+
+
+def _standardised(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> Rows:
+    x = np.ones((len(rows["y"]), len(mean) + 1), np.float32)
+    x[:, 1:] = (rows["x"] - mean) / sd
+    return {"x": x, "y": rows["y"]}
+
+
+def _divided(rows: Rows) -> tuple[Rows, Rows]:
+    cut = len(rows["y"]) - len(rows["y"]) // 10
+    return {n: c[:cut] for n, c in rows.items()}, {n: c[cut:] for n, c in rows.items()}
