@@ -244,3 +244,16 @@ def test_immutable(mixture):
     with pytest.raises(AttributeError):
         mixture.means = np.zeros((K, D))
     assert repr(mixture).startswith("GaussianMixture(K=3, d=4, ")
+
+
+def test_a_mixture_of_very_many_components_is_sampled_without_an_array_of_draws_by_components():
+    num, draws = 2**18, 2**15
+    weights = np.linspace(1.0, 3.0, num)
+    weights[: num // 2 : 2] = 0.0
+    weights /= weights.sum()
+    mixture = GaussianMixture.from_covariances(np.arange(num)[:, None], np.full(num, 1e-6), weights)
+    which = np.rint(mixture.sample(draws, seed=0)[:, 0]).astype(int)
+    assert np.all(weights[which] > 0)
+    parts = weights.reshape(8, -1).sum(axis=1)
+    counts = np.bincount(which // (num // 8), minlength=8)
+    np.testing.assert_array_less(np.abs(counts - draws * parts), 4 * np.sqrt(draws * parts * (1 - parts)))

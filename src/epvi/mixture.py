@@ -263,9 +263,16 @@ def _log_density(mixture: GaussianMixture, theta: Float[AnyArray, "*batch d"]) -
 @in_float64
 def _sample(mixture: GaussianMixture, num_samples: int, key: AnyArray) -> Float[AnyArray, "n d"]:
     which, noise = jax.random.split(key)
-    k = jax.random.categorical(which, mixture.log_weights, shape=(num_samples,))
+    k = _components(which, mixture.log_weights, num_samples)
     z = jax.random.normal(noise, (num_samples, mixture.dim))
     return mixture.means[k] + jax.vmap(mixture.structure.unwhiten)(mixture.roots[k], z)
+
+
+def _components(key: AnyArray, log_weights: Float[AnyArray, " K"], num: int) -> AnyArray:
+    """Components drawn by their weights: memory of K + n, where `jax.random.categorical` takes n times K."""
+    below = jnp.cumsum(jax.nn.softmax(log_weights))
+    drawn = jnp.searchsorted(below, below[-1] * jax.random.uniform(key, (num,), below.dtype), side="right")
+    return jnp.minimum(drawn, len(log_weights) - 1)
 
 
 @in_float64
