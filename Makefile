@@ -4,7 +4,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 READY := .venv/ready-$(VERSION)
 RUN := .venv/bin
 
-.PHONY: demo test test-all check format bench bench-tall bench-accuracy clean
+.PHONY: demo test test-all check format bench bench-tall bench-accuracy reproduce reproduce-full clean
 
 demo: $(READY)
 	$(RUN)/python examples/demo.py
@@ -41,6 +41,34 @@ bench-tall: $(READY)
 # Beside posteriors that are known; the data are not part of the project (EPVI_DATA names their folder).
 bench-accuracy: $(READY)
 	$(RUN)/python benchmarks/accuracy.py --output accuracy.csv
+
+# The paper's study, into reproduced/: what is there already is not measured again. Real rows are used where they are
+# (EPVI_DATA names their folder), and SUSY=SUSY.csv.gz names UCI's file.
+SIZE ?= quick
+OUT := reproduced/$(SIZE)
+DATA := $(or $(EPVI_DATA),../shared/data)
+STUDY := figure1 figure2 figure3 figure4 figure5 methods mode_mass communication complexity
+STUDY += $(if $(wildcard $(DATA)/susy/susy_10000.npz),figure3_ten_thousand susy_cv)
+STUDY += $(if $(wildcard $(DATA)/fmri/haxby_sub001_25mm.npz),fmri)
+STUDY += $(if $(SUSY),figure3_susy)
+EXPERIMENT = $(RUN)/python $< --out $(OUT) $(if $(filter full,$(SIZE)),--full)
+
+reproduce: $(OUT)/claims.md
+reproduce-full:
+	$(MAKE) reproduce SIZE=full
+
+$(OUT)/claims.md: experiments/claims.py $(STUDY:%=$(OUT)/%.svg)
+	$(RUN)/python $< --out $(OUT)
+$(OUT)/%.svg: experiments/%.py $(wildcard experiments/lab/*.py) | $(READY)
+	$(EXPERIMENT)
+$(OUT)/figure3_ten_thousand.svg: experiments/figure3.py $(OUT)/figure3.svg
+	$(EXPERIMENT) --rows ten-thousand
+$(OUT)/figure3_susy.svg: experiments/figure3.py $(OUT)/figure3.svg
+	$(EXPERIMENT) --susy $(SUSY)
+$(OUT)/susy_cv.svg: | .venv/bench
+.venv/bench: | $(READY)
+	$(RUN)/pip install --quiet --editable '.[bench]'
+	touch $@
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "epvi needs Python 3.11 or newer; this is " + sys.version.split()[0] + ". Choose another with PYTHON=python3.12")'

@@ -21,6 +21,7 @@ from lab.strategies import (
     Clock,
     Rows,
     alone,
+    first,
     fit_apart,
     fits_exactly,
     multiplied,
@@ -82,7 +83,7 @@ def rows_of(said: Said) -> Divided:
 
 def measuring(said: Said) -> Callable[[Case], list[Row]]:
     divided, model = rows_of(said), epvi.Model(logistic)
-    study = Study(model, divided.fitted, {n: c[:SCORED] for n, c in divided.held_out.items()}, said.seed)
+    study = Study(model, divided.fitted, first(divided.held_out, SCORED), said.seed)
     likelihoods = {size for panel in ("M", "K") for size in varied(said)[panel]}
 
     def measure(case: Case) -> list[Row]:

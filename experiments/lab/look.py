@@ -36,7 +36,7 @@ MARKS = {
     "EPVI_refined": Mark(VERMILION, "*"),
 }
 
-_SETTINGS: Any = {
+_SETTINGS = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 11,
@@ -48,13 +48,13 @@ _SETTINGS: Any = {
     "svg.hashsalt": "epvi",
     "svg.fonttype": "none",
 }
+mpl.rcParams.update(_SETTINGS)
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **settings: Any) -> tuple[Figure, Any]:
     """A figure of so many panels, each of that size in inches; axes are an array (rows, columns)."""
-    with mpl.rc_context(_SETTINGS):
-        shape = (size[0] * columns, size[1] * rows)
-        return plt.subplots(rows, columns, figsize=shape, layout="constrained", squeeze=False, **settings)
+    shape = (size[0] * columns, size[1] * rows)
+    return plt.subplots(rows, columns, figsize=shape, layout="constrained", squeeze=False, **settings)
 
 
 def line(axis: Axes, strategy: str, x: Any, y: Any, **settings: Any) -> None:
@@ -78,9 +78,8 @@ def legend_below(figure: Figure, axes: Any, columns: int = 7) -> None:
 def save(figure: Figure, file: Path) -> None:
     """As .svg and .png, each whole or not at all; the same figure gives the same bytes."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(_SETTINGS):
-        for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
-            part = file.with_name(f"{file.name}.part.{kind}")
-            figure.savefig(part, dpi=160, metadata=metadata)
-            os.replace(part, file.with_name(f"{file.name}.{kind}"))
+    for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
+        part = file.with_name(f"{file.name}.part.{kind}")
+        figure.savefig(part, dpi=160, metadata=metadata)
+        os.replace(part, file.with_name(f"{file.name}.{kind}"))
     plt.close(figure)

@@ -85,6 +85,11 @@ def parts_of(rows: Rows, num_shards: int) -> list[Rows]:
     return [{name: column[start:end] for name, column in rows.items()} for start, end in itertools.pairwise(ends)]
 
 
+def first(rows: Rows, count: int) -> Rows:
+    """The first rows."""
+    return {name: column[:count] for name, column in rows.items()}
+
+
 def fit_apart(model: epvi.Model, parts: Sequence[Rows], inference: epvi.NVI | None, seed: int) -> Apart:
     """Every shard's fit under the clock, after one of each size that is not counted."""
 

@@ -26,38 +26,36 @@ _BLOCK_BYTES = 2**24
 
 
 class Divided(NamedTuple):
-    """Rows to fit, rows held out, and what they are, for the figure's title."""
+    """Rows to fit, and rows held out."""
 
     fitted: Rows
     held_out: Rows
-    what: str
 
 
 def simulated(num_rows: int, seed: int) -> Divided:
-    fitted, held_out = _divided(susy_like(num_rows, seed))
-    return Divided(fitted, held_out, f"simulated: {num_rows:,} rows with the correlations of SUSY's columns")
+    return _divided(susy_like(num_rows, seed))
 
 
 def ten_thousand(seed: int) -> Divided:
-    """The rows that are beside the project, in an order of their own: they come sorted."""
-    file = ten_thousand_file()
+    return standardised(*_divided(ten_thousand_rows(seed)))
+
+
+def ten_thousand_rows(seed: int) -> Rows:
+    """The rows that are beside the project, in their own units and in an order of ours: they come sorted."""
+    file = data_folder(None) / "susy" / "susy_10000.npz"
     if not file.exists():
         raise SystemExit(f"{file} is not there: EPVI_DATA names the folder that holds susy/susy_10000.npz.")
     with np.load(file) as kept:
         x, y = kept["X"].astype(np.float32), kept["y"].astype(np.int8)
     order = np.random.default_rng([seed, 10_000]).permutation(len(y))
-    return _real({"x": x[order], "y": y[order]}, "real: 10,000 rows of SUSY")
-
-
-def ten_thousand_file() -> Path:
-    return data_folder(None) / "susy" / "susy_10000.npz"
+    return {"x": x[order], "y": y[order]}
 
 
 def from_file(file: Path, folder: Path) -> Divided:
     """UCI's file, whole; its last tenth is held out, as by those who published it."""
     table = pyarrow.parquet.read_table(as_parquet(file, folder))
     x = np.stack([table[name].to_numpy() for name in COLUMNS], axis=1)
-    return _real({"x": x, "y": table[LABEL].to_numpy()}, f"real: all {len(x):,} rows of SUSY")
+    return standardised(*_divided({"x": x, "y": table[LABEL].to_numpy()}))
 
 
 def as_parquet(file: Path, folder: Path) -> Path:
@@ -97,18 +95,18 @@ def _stream(file: Path, part: Path, schema: pa.Schema) -> None:
             bar.update(task, description=f"{file.name} to Parquet: {count:,} rows")
 
 
-def _real(rows: Rows, what: str) -> Divided:
-    fitted, held_out = _divided(rows)
+def standardised(fitted: Rows, held_out: Rows) -> Divided:
+    """Both with the columns that are fitted standardised, and a first column of ones."""
     mean, sd = (np.asarray(moment(fitted["x"], axis=0, dtype=np.float64)) for moment in (np.mean, np.std))
-    return Divided(_standardised(fitted, mean, sd), _standardised(held_out, mean, sd), what)
+
+    def changed(rows: Rows) -> Rows:
+        x = np.ones((len(rows["y"]), len(mean) + 1), np.float32)
+        x[:, 1:] = (rows["x"] - mean) / sd
+        return {"x": x, "y": rows["y"]}
+
+    return Divided(changed(fitted), changed(held_out))
 
 
-def _standardised(rows: Rows, mean: np.ndarray, sd: np.ndarray) -> Rows:
-    x = np.ones((len(rows["y"]), len(mean) + 1), np.float32)
-    x[:, 1:] = (rows["x"] - mean) / sd
-    return {"x": x, "y": rows["y"]}
-
-
-def _divided(rows: Rows) -> tuple[Rows, Rows]:
+def _divided(rows: Rows) -> Divided:
     cut = len(rows["y"]) - len(rows["y"]) // 10
-    return {n: c[:cut] for n, c in rows.items()}, {n: c[cut:] for n, c in rows.items()}
+    return Divided({n: c[:cut] for n, c in rows.items()}, {n: c[cut:] for n, c in rows.items()})
