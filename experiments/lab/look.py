@@ -48,7 +48,8 @@ _SETTINGS = {
     "svg.hashsalt": "epvi",
     "svg.fonttype": "none",
 }
-mpl.rcParams.update(_SETTINGS)
+for _name, _value in _SETTINGS.items():
+    mpl.rcParams[_name] = _value
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **settings: Any) -> tuple[Figure, Any]:
