@@ -59,7 +59,7 @@ class Weierstrass(DrawsMethod):
 
     def __post_init__(self) -> None:
         check_covariance(self.covariance)
-        object.__setattr__(self, "acceptance", positive("acceptance", self.acceptance, below=1))
+        object.__setattr__(self, "acceptance", positive("acceptance", self.acceptance, below=1.0))
         if self.bandwidth is not None:
             object.__setattr__(self, "bandwidth", positive("bandwidth", self.bandwidth))
 
