@@ -45,6 +45,17 @@ def test_the_products_page_prints_what_it_says():
     assert abs(effective(printed) / effective(block) - 1) < 0.2
 
 
+def test_the_draws_page_combines_what_nuts_drew():
+    _, printed = run_block("docs/draws.md")
+    status, *lines = printed.splitlines()
+    assert status.startswith("drawn: 1,000 draws from 4 shards")
+    numbers = [re.findall(r"-?\d+\.\d*(?:e-?\d+)?", line) for line in lines]
+    w, log_sigma = (np.array(found, float).reshape(4, -1) for found in numbers)
+    for mean, all_rows, sd, all_rows_sd in (w, log_sigma):
+        assert np.all(np.abs(mean - all_rows) < 0.35 * all_rows_sd)
+        np.testing.assert_allclose(sd, all_rows_sd, rtol=0.2)
+
+
 def test_the_writer_of_the_handover_page_writes_what_epvi_reads(tmp_path):
     writer, reader = code_blocks("docs/handover.md")
     assert set(re.findall(r"^import (\w+)", writer, flags=re.MULTILINE)) == {"hashlib", "json", "struct"}
