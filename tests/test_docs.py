@@ -15,6 +15,7 @@ from rich.console import Console
 import epvi
 from epvi import supports
 from epvi.envelope import KINDS
+from epvi.hub.draws.method import DrawsMethod
 
 ROOT = Path(__file__).parents[1]
 
@@ -45,6 +46,18 @@ def test_the_products_page_prints_what_it_says():
     assert abs(effective(printed) / effective(block) - 1) < 0.2
 
 
+def test_the_draws_page_names_every_method():
+    page = (ROOT / "docs" / "draws.md").read_text()
+    table = re.findall(r"^\| `(\w+)\(", page, flags=re.MULTILINE)
+    assert sorted(table) == sorted(method.__name__ for method in public_methods())
+
+
+def public_methods():
+    public = (getattr(epvi, name) for name in epvi.__all__)
+    return [one for one in public if isinstance(one, type) and issubclass(one, DrawsMethod)]
+
+
+@pytest.mark.slow
 def test_the_draws_page_combines_what_nuts_drew():
     _, printed = run_block("docs/draws.md")
     status, *lines = printed.splitlines()
