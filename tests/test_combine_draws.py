@@ -5,6 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas
+import polars
 import pytest
 import xarray
 from numpyro.infer.util import potential_energy
@@ -238,6 +240,17 @@ def test_every_method_keeps_the_form_and_the_seed(method):
     assert "w (1, 1), b" in repr(whole)
 
 
+def test_data_frames_are_draws_by_name():
+    draws = drawn(0, 50)
+    named = epvi.combine_draws([{"b": x[:, 1], "a": x[:, 0]} for x in draws], epvi.Consensus())
+    for frame in (pandas.DataFrame, polars.DataFrame):
+        frames = [frame({"b": x[:, 1], "a": x[:, 0]}) for x in draws[:3]] + [
+            frame({"a": draws[3][:, 0], "b": draws[3][:, 1]})
+        ]
+        found = epvi.combine_draws(frames, epvi.Consensus())
+        np.testing.assert_array_equal(found.draws["a"], named.draws["a"])
+
+
 def test_chains_are_draws_one_after_the_other():
     draws = drawn(0, 200)
     chains = [x.reshape(4, 50, 2) for x in draws]
@@ -284,6 +297,8 @@ def test_arviz_data_come_in_and_go_out():
         np.testing.assert_array_equal(epvi.combine_draws(others, epvi.Parametric()).theta, found.theta)
     flat = epvi.combine_draws(drawn(0, 200), epvi.Parametric()).to_arviz()
     assert flat["posterior"]["theta"].shape == (4, 50, 2)
+    slashed = epvi.combine_draws([{"a/b": x} for x in drawn(0, 200)], epvi.Parametric()).to_arviz()
+    assert slashed["posterior"]["a.b"].shape == (4, 50, 2)
     refused(lambda: found.to_arviz(num_chains=0), "num_chains")
     refused(lambda: found.to_arviz(num_chains=100), "fewer chains")
 
@@ -339,6 +354,7 @@ def without_draws(draws):
         (lambda d: [{"w": d[0], "z": d[0][:, 0] > 0}], "shard 0's z has whole numbers or truth values"),
         (lambda d: [{"w": d[0][:, :0]}], "shard 0's parameters are empty"),
         (lambda d: [{}], "shard 0 has no parameters"),
+        (lambda d: [{"w": d[0], "b": 1.0}], "shard 0's b is a single number"),
         (lambda d: [{"posterior": without_draws(d[0])}], "shard 0's c has no dimensions chain and draw"),
         (lambda d: [{"posterior": xarray.Dataset(coords={"chain": [0], "draw": [0]})}], "has no variables"),
     ],
@@ -370,6 +386,8 @@ def wide(n, d=20):
         (lambda: epvi.Weierstrass(bandwidth=-1), "bandwidth is -1"),
         (lambda: epvi.combine_draws(drawn(0), epvi.ExponentialFamily([0.0], 1.0)), r"prior_mean has shape \(1,\)"),
         (lambda: epvi.combine_draws(drawn(0), epvi.ExponentialFamily({"w": 0}, 1.0)), "prior_mean names w"),
+        (lambda: epvi.combine_draws(drawn(0), epvi.ExponentialFamily({"theta": [0.0]}, 1.0)), "prior_mean's theta has"),
+        (lambda: epvi.combine_draws(drawn(0), epvi.ExponentialFamily(0.0, np.eye(3))), r"has shape \(3, 3\): pass \(2"),
         (lambda: epvi.combine_draws(drawn(0), epvi.ExponentialFamily(np.nan, 1.0)), "prior_mean has NaN"),
         (lambda: epvi.combine_draws(drawn(0), epvi.ExponentialFamily("zero", 1.0)), "prior_mean cannot be read"),
         (lambda: epvi.combine_draws(drawn(0), epvi.ExponentialFamily(0.0, -1.0)), "not positive-definite"),

@@ -1,7 +1,8 @@
 """Draws that arrive, in whatever form they were made, become one float64 array (n_m, d) per shard.
 
-Takes a list with, for every shard, an array (n, d) or (chains, n, d), a mapping of names to (n, *shape) arrays, or
-ArviZ data with a posterior group; gives `Shards`, or one sentence that names the shard and the parameter.
+Takes a list with, for every shard, an array (n, d) or (chains, n, d), a mapping of names to (n, *shape) arrays, a
+data frame, or ArviZ data with a posterior group; gives `Shards`, or one sentence that names the shard and the
+parameter.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from epvi.hub.draws.method import Shards
 _LEAST_DRAWS = 10
 # An sd below this part of the largest value is rounding.
 _CONSTANT = 1e-12
-_FORMS = "an array (n, d) or (chains, n, d), a dict of names to (n, *shape) arrays, or ArviZ data"
+_FORMS = "an array (n, d) or (chains, n, d), a dict of names to (n, *shape) arrays, a data frame, or ArviZ data"
 
 
 def arrived(draws_per_shard: Any) -> Shards:
@@ -34,8 +35,12 @@ def arrived(draws_per_shard: Any) -> Shards:
         _check_alike(m, shard, read[0])
     layout = read[0].layout
     theta = tuple(layout.flat(shard.values) for shard in read)
-    for m in range(len(theta)):
-        _check_values(m, theta, layout)
+    seen: dict[bytes, int] = {}
+    for m, draws in enumerate(theta):
+        _check_values(m, draws, layout)
+        other = seen.setdefault(draws.tobytes(), m)
+        if other != m:
+            raise EpviError(f"shards {other} and {m} have the same draws: pass every shard once.")
     return Shards(theta, layout)
 
 
@@ -50,6 +55,8 @@ def _read(m: int, draws: Any) -> _Read:
     posterior = _posterior_of(draws)
     if posterior is not None:
         return _from_arviz(m, posterior)
+    if hasattr(draws, "columns"):
+        return _from_mapping(m, {name: draws[name] for name in draws.columns})
     if isinstance(draws, Mapping):
         return _from_mapping(m, draws)
     array = _floats(f"shard {m}", draws)
@@ -66,7 +73,10 @@ def _from_mapping(m: int, draws: Mapping) -> _Read:
     values = {str(name): _floats(f"shard {m}'s {name}", value) for name, value in draws.items()}
     if not values:
         raise EpviError(f"shard {m} has no parameters: pass a dict of names to (n, *shape) arrays.")
-    counts = {name: value.shape[0] if value.ndim else 0 for name, value in values.items()}
+    single = next((name for name, value in values.items() if value.ndim == 0), None)
+    if single is not None:
+        raise EpviError(f"shard {m}'s {single} is a single number: pass an array of draws, (n, *shape).")
+    counts = {name: len(value) for name, value in values.items()}
     first = next(iter(counts))
     other = next((name for name in counts if counts[name] != counts[first]), None)
     if other is not None:
@@ -81,12 +91,7 @@ def _posterior_of(draws: Any) -> Any:
     """The posterior group of ArviZ data, or the group itself; None when it is neither."""
     if hasattr(draws, "data_vars") and {"chain", "draw"} <= set(getattr(draws, "dims", ())):
         return draws
-    if isinstance(draws, np.ndarray):
-        return None
-    try:
-        group = draws["posterior"]
-    except (KeyError, TypeError, IndexError, AttributeError, ValueError):
-        group = getattr(draws, "posterior", None)
+    group = draws.get("posterior") if isinstance(draws, Mapping) else getattr(draws, "posterior", None)
     return group if hasattr(group, "data_vars") else None
 
 
@@ -136,8 +141,7 @@ def _kind(shard: _Read) -> str:
     return "names" if shard.layout.named else "no names"
 
 
-def _check_values(m: int, theta: tuple[np.ndarray, ...], layout: Layout) -> None:
-    draws = theta[m]
+def _check_values(m: int, draws: np.ndarray, layout: Layout) -> None:
     if layout.dim == 0:
         raise EpviError(f"shard {m}'s parameters are empty: pass at least one number per draw.")
     if len(draws) < _LEAST_DRAWS:
@@ -153,6 +157,3 @@ def _check_values(m: int, theta: tuple[np.ndarray, ...], layout: Layout) -> None
     if np.any(still):
         name = layout.labels[int(np.argmax(still))]
         raise EpviError(f"shard {m}'s {name} is the same in all draws: leave fixed parameters out, or draw again.")
-    for other in range(m):
-        if np.array_equal(theta[other], draws):
-            raise EpviError(f"shards {other} and {m} have the same draws: pass every shard once.")

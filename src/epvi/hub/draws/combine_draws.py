@@ -33,9 +33,9 @@ def combine_draws(
     """Draws of the posterior of all rows from draws of every shard's subposterior p(θ)^(1/M) p(x_m|θ).
 
     `draws_per_shard` has an entry per shard: an array (n, d) or (chains, n, d), a dict of names to (n, *shape)
-    arrays, or ArviZ data with a posterior group; all in one form, from any sampler. They are combined in the
-    coordinates in which they come, in which the subposteriors' densities must multiply to the posterior's. `method`
-    is `Consensus()`, `Parametric()`, `Nonparametric()`, `Semiparametric()` or `Weierstrass()`;
+    arrays, a data frame, or ArviZ data with a posterior group; all in one form, from any sampler. They are combined
+    in the coordinates in which they come, in which the subposteriors' densities must multiply to the posterior's.
+    `method` is `Consensus()`, `Parametric()`, `Nonparametric()`, `Semiparametric()` or `Weierstrass()`;
     `ExponentialFamily(prior_mean, prior_covariance)` takes draws of p(θ) p(x_m|θ) instead. As many draws come out as
     the smallest shard has, or `num_samples`.
     """

@@ -55,12 +55,13 @@ class ExponentialFamily(DrawsMethod):
 
     def _prior(self, layout: Layout) -> "_Prior":
         mean = layout.per_coordinate("prior_mean", self.prior_mean)
-        if not hasattr(self.prior_covariance, "keys"):
-            covariance = numbers("prior_covariance", self.prior_covariance)
-            if covariance.shape == (layout.dim, layout.dim) and layout.dim > 1:
-                return _Prior(mean, covariance, _root("prior_covariance", covariance))
-        variances = layout.per_coordinate("prior_covariance", self.prior_covariance)
-        return _Prior(mean, np.diag(variances), _root("prior_covariance", np.diag(variances)))
+        if np.ndim(self.prior_covariance) == 2:
+            covariance, d = numbers("prior_covariance", self.prior_covariance), layout.dim
+            if covariance.shape != (d, d):
+                raise EpviError(f"prior_covariance has shape {covariance.shape}: pass {(d, d)}, or {d} variances.")
+        else:
+            covariance = np.diag(layout.per_coordinate("prior_covariance", self.prior_covariance))
+        return _Prior(mean, covariance, _root(covariance))
 
 
 class _Prior(NamedTuple):
@@ -79,14 +80,14 @@ class _Quotient(NamedTuple):
     certainty: float
 
 
-def _root(what: str, covariance: np.ndarray) -> np.ndarray:
+def _root(covariance: np.ndarray) -> np.ndarray:
     if np.any(np.abs(covariance - covariance.T) > 1e-8 * np.max(np.abs(covariance))):
-        raise EpviError(f"{what} is not symmetric: use (C + C.T) / 2.")
+        raise EpviError("prior_covariance is not symmetric: use (C + C.T) / 2.")
     try:
         return np.linalg.cholesky(covariance)
     except np.linalg.LinAlgError:
         raise EpviError(
-            f"{what} is not positive-definite: pass variances above zero, or a covariance matrix."
+            "prior_covariance is not positive-definite: pass variances above zero, or a covariance matrix."
         ) from None
 
 

@@ -60,8 +60,11 @@ class Layout:
         if isinstance(value, Mapping):
             if set(value) != set(self.shapes):
                 raise EpviError(f"{what} names {', '.join(map(str, value))}: the draws have {self.describe()}.")
-            parts = [np.broadcast_to(numbers(what, value[name]), shape) for name, shape in self.shapes.items()]
-            return np.concatenate([part.ravel() for part in parts])
+            parts = {name: numbers(f"{what}'s {name}", part) for name, part in value.items()}
+            for name, shape in self.shapes.items():
+                if parts[name].shape not in ((), shape):
+                    raise EpviError(f"{what}'s {name} has shape {parts[name].shape}: pass one number, or {shape}.")
+            return np.concatenate([np.broadcast_to(parts[name], shape).ravel() for name, shape in self.shapes.items()])
         array = numbers(what, value)
         if array.shape not in ((), (self.dim,)):
             raise EpviError(f"{what} has shape {array.shape}: pass one number, or {self.dim}, one per coordinate.")
