@@ -17,7 +17,7 @@ from epvi.hub.draws.arrival import arrived
 from epvi.hub.draws.meeting import Kernels, Meeting
 from epvi.seeds import as_key
 
-M, N, REPEATS = 4, 800, 8
+M, N, REPEATS = 4, 400, 8
 NOISE = np.array([[2.0, 1.2], [1.2, 1.5]])
 PRIOR_MEAN, PRIOR = np.array([1.0, -1.0]), np.array([[1.0, 0.3], [0.3, 2.0]])
 ROWS = [np.random.default_rng(m).multivariate_normal([0.5, 2.0], NOISE, size=3 + 2 * m) for m in range(M)]
@@ -72,7 +72,7 @@ def check_unbiased(found, most):
     [
         epvi.Consensus(),
         epvi.Parametric(),
-        epvi.Semiparametric(bandwidth=2.0, stages=3),
+        epvi.Semiparametric(bandwidth=2.0, stages=2),
         epvi.Weierstrass(),
         epvi.Weierstrass(bandwidth=1.0),
         epvi.Weierstrass(acceptance=0.5),
@@ -80,12 +80,12 @@ def check_unbiased(found, most):
     ids=repr,
 )
 def test_gaussian_shards_give_the_exact_posterior(method):
-    check_unbiased(errors(method, (MEAN, COVARIANCE)), most=0.1)
+    check_unbiased(errors(method, (MEAN, COVARIANCE)), most=0.15)
 
 
 def test_posteriors_with_the_full_prior_each_give_the_exact_posterior():
     shards = [conjugate(rows, 1.0) for rows in ROWS]
-    check_unbiased(errors(epvi.ExponentialFamily(PRIOR_MEAN, PRIOR), (MEAN, COVARIANCE), shards), most=0.1)
+    check_unbiased(errors(epvi.ExponentialFamily(PRIOR_MEAN, PRIOR), (MEAN, COVARIANCE), shards), most=0.15)
 
 
 @pytest.mark.parametrize("covariance", [epvi.Diagonal(), epvi.Full()])
@@ -94,9 +94,9 @@ def test_kernels_widen_every_shard_by_their_own_covariance(covariance):
     h = 0.7
     kept = np.eye(2) if covariance == epvi.Diagonal() else np.ones((2, 2))
     smoothed = product([(mean, c + h**2 * c * kept) for mean, c in SHARDS])
-    method = epvi.Nonparametric(covariance, bandwidth=h * N ** (1 / 6), stages=3)
+    method = epvi.Nonparametric(covariance, bandwidth=h * N ** (1 / 6), stages=2)
     assert method._bandwidths(N, 2)[-1] == pytest.approx(h)
-    check_unbiased(errors(method, smoothed), most=0.1)
+    check_unbiased(errors(method, smoothed), most=0.15)
 
 
 def test_narrower_kernels_are_nearer_to_the_posterior():
@@ -116,7 +116,7 @@ def gammas(seed, n):
     "method", [epvi.Nonparametric(), epvi.Semiparametric(), epvi.Weierstrass(bandwidth=0.1)], ids=repr
 )
 def test_skewed_shards_are_for_the_methods_that_follow_their_shape(method):
-    draws = gammas(0, 1000)
+    draws = gammas(0, 500)
     found, gaussian = (epvi.combine_draws(draws, way, seed=1) for way in (method, epvi.Parametric()))
     quantiles = np.quantile(np.random.default_rng(1).gamma(7.0, 1 / 3, size=10**6), [0.05, 0.5, 0.95])
     off, gaussian_off = (np.max(np.abs(np.quantile(x.theta, [0.05, 0.5, 0.95]) - quantiles)) for x in (found, gaussian))
@@ -372,8 +372,8 @@ def wide(n, d=20):
     [
         (lambda: epvi.combine_draws(wide(40), epvi.Parametric()), "shard 0 has 40 draws for a full covariance of 20"),
         (
-            lambda: epvi.combine_draws(drawn(0), epvi.Consensus(), num_samples=801),
-            "is 801, shard 0 has 800",
+            lambda: epvi.combine_draws(drawn(0), epvi.Consensus(), num_samples=401),
+            "is 401, shard 0 has 400",
         ),
         (lambda: epvi.combine_draws(drawn(0), epvi.Parametric(), num_samples=0), "num_samples is 0"),
         (lambda: epvi.combine_draws(drawn(0), epvi.Parametric(), seed=-1), "seed is -1"),
