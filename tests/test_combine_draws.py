@@ -20,7 +20,7 @@ from epvi.seeds import as_key
 M, N, REPEATS = 4, 400, 8
 NOISE = np.array([[2.0, 1.2], [1.2, 1.5]])
 PRIOR_MEAN, PRIOR = np.array([1.0, -1.0]), np.array([[1.0, 0.3], [0.3, 2.0]])
-ROWS = [np.random.default_rng(m).multivariate_normal([0.5, 2.0], NOISE, size=3 + 2 * m) for m in range(M)]
+ROWS = [np.random.default_rng(m).multivariate_normal([0.5, 2.0], NOISE, size=n) for m, n in enumerate([3, 6, 12, 24])]
 
 
 def conjugate(rows, share):
