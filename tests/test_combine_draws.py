@@ -313,6 +313,8 @@ def test_other_forms_of_arviz_data_are_read_by_their_posterior_attribute():
     made = [Data(tree["posterior"].to_dataset()) for tree in trees()]
     found = epvi.combine_draws(made, epvi.Consensus())
     np.testing.assert_array_equal(found.theta, epvi.combine_draws(trees(), epvi.Consensus()).theta)
+    named = [{"w": x, "a.b": x[:, 0] * 2 + x[:, 1] ** 2} for x in drawn(0, 200)]
+    np.testing.assert_array_equal(found.theta, epvi.combine_draws(named, epvi.Consensus()).theta)
 
 
 @pytest.mark.parametrize(
