@@ -15,6 +15,7 @@ from rich.console import Console
 import epvi
 from epvi import supports
 from epvi.envelope import KINDS
+from epvi.hub.draws.method import DrawsMethod
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,6 +44,29 @@ def test_the_readmes_code_runs():
 def test_the_products_page_prints_what_it_says():
     block, printed = run_block("docs/products.md")
     assert abs(effective(printed) / effective(block) - 1) < 0.2
+
+
+def test_the_draws_page_names_every_method():
+    page = (ROOT / "docs" / "draws.md").read_text()
+    table = re.findall(r"^\| `(\w+)\(", page, flags=re.MULTILINE)
+    assert sorted(table) == sorted(method.__name__ for method in public_methods())
+
+
+def public_methods():
+    public = (getattr(epvi, name) for name in epvi.__all__)
+    return [one for one in public if isinstance(one, type) and issubclass(one, DrawsMethod)]
+
+
+@pytest.mark.slow
+def test_the_draws_page_combines_what_nuts_drew():
+    _, printed = run_block("docs/draws.md")
+    status, *lines = printed.splitlines()
+    assert status.startswith("drawn: 1,000 draws from 4 shards")
+    numbers = [re.findall(r"-?\d+\.\d*(?:e-?\d+)?", line) for line in lines]
+    w, log_sigma = (np.array(found, float).reshape(4, -1) for found in numbers)
+    for mean, all_rows, sd, all_rows_sd in (w, log_sigma):
+        assert np.all(np.abs(mean - all_rows) < 0.35 * all_rows_sd)
+        np.testing.assert_allclose(sd, all_rows_sd, rtol=0.2)
 
 
 def test_the_writer_of_the_handover_page_writes_what_epvi_reads(tmp_path):

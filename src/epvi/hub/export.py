@@ -52,7 +52,7 @@ def to_arviz(
     theta = posterior.theta(num_samples, seed=key)
     found = _replies(posterior, model, rows, theta, jax.random.fold_in(key, 1))
     found[_POSTERIOR] = {**posterior.space.constrain(theta), **found.get(_POSTERIOR, {})}
-    groups = {group: _renamed(found[group]) for group in _GROUPS if found.get(group)}
+    groups = {group: renamed(found[group]) for group in _GROUPS if found.get(group)}
     row = _row_dimension(groups)
     about = provenance(posterior)
     made = {}
@@ -109,7 +109,7 @@ def _replies(
     return model.replies(rows, posterior.space, posterior.fits[0].made_of, theta, key)
 
 
-def _renamed(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def renamed(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Names that a tree of groups can hold: a slash would be a path."""
     made = {name.replace("/", "."): value for name, value in data.items()}
     taken = [name for name in ("chain", "draw") if name in made]

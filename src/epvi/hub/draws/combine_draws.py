@@ -1,0 +1,94 @@
+"""The verb: draws of every shard in, draws of the posterior of all rows out, by the way the user chose."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.special import chdtri
+
+from epvi.errors import EpviError
+from epvi.hub.draws.arrival import arrived
+from epvi.hub.draws.halves import split_error
+from epvi.hub.draws.method import Combination, DrawsMethod, Shards
+from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse, product
+from epvi.hub.draws.result import CombinedDraws
+from epvi.seeds import Seed, as_key
+from epvi.status import Status
+from epvi.structure import Diagonal, Full
+from epvi.validation import at_least
+
+_METHODS = (
+    "Consensus(), Parametric(), Nonparametric(), Semiparametric(), Weierstrass() or ExponentialFamily(mean, covariance)"
+)
+# So many draws say what the sds are that errors are measured in.
+_LEAST_TO_COMPARE = 10
+# A shard of the same posterior is this far from the others with this probability.
+_FAR = 1e-6
+
+
+def combine_draws(
+    draws_per_shard: Sequence[Any], method: DrawsMethod, *, num_samples: int | None = None, seed: Seed = 0
+) -> CombinedDraws:
+    """Draws of the posterior of all rows from draws of every shard's subposterior p(θ)^(1/M) p(x_m|θ).
+
+    `draws_per_shard` has an entry per shard: an array (n, d) or (chains, n, d), a dict of names to (n, *shape)
+    arrays, a data frame, or ArviZ data with a posterior group; all in one form, from any sampler. They are combined
+    in the coordinates in which they come, in which the subposteriors' densities must multiply to the posterior's.
+    `method` is `Consensus()`, `Parametric()`, `Nonparametric()`, `Semiparametric()` or `Weierstrass()`;
+    `ExponentialFamily(prior_mean, prior_covariance)` takes draws of p(θ) p(x_m|θ) instead. As many draws come out as
+    the smallest shard has, or `num_samples`.
+    """
+    if not isinstance(method, DrawsMethod):
+        shown = method.__name__ if isinstance(method, type) else repr(method)
+        raise EpviError(f"method is {shown[:60]}: pass {_METHODS}, with its brackets.")
+    key = as_key(seed)
+    count = None if num_samples is None else at_least("num_samples", num_samples, 1)
+    shards = arrived(draws_per_shard)
+    if len(shards.theta) == 1:
+        return _single(shards, method, count)
+    made = method.combine(shards, count, key)
+    if not np.all(np.isfinite(made.theta)):
+        raise EpviError("the combined draws left the range of float64: rescale the parameters.")
+    status = made.status
+    if status.ok:
+        status = _apart(shards) or _by_halves(made, method, shards, key)
+    return CombinedDraws(made.theta, status, made.diagnostics, method, len(shards.theta), shards.layout)
+
+
+def _by_halves(made: Combination, method: DrawsMethod, shards: Shards, key: jax.Array) -> Status:
+    if len(made.theta) < _LEAST_TO_COMPARE:
+        return made.status
+    found = split_error(method, shards, made.theta, key)
+    if found is None:
+        return Status(False, f"{made.status.text[:-1]}, but too few draws to compare their halves: draw more.")
+    return found.judge(made.status)
+
+
+def _single(shards: Shards, method: DrawsMethod, count: int | None) -> CombinedDraws:
+    theta = shards.theta[0]
+    if count is not None and count > len(theta):
+        raise EpviError(
+            f"num_samples is {count:,} and the only shard has {len(theta):,} draws: ask for at most as many."
+        )
+    chosen = theta if count is None else theta[np.arange(count) * len(theta) // count]
+    status = Status(True, "exact: the posterior of one shard is that shard's.")
+    return CombinedDraws(chosen, status, None, method, 1, shards.layout)
+
+
+def _apart(shards: Shards) -> Status | None:
+    """A warning when a shard is far from the product of the others, all taken as Gaussians."""
+    enough = min(shards.counts) >= 10 * (shards.dim + 2)
+    gaussians = fit_gaussians(shards, Full() if enough else Diagonal())
+    worst, far = 0.0, 0
+    for m, one in enumerate(gaussians):
+        rest = product(gaussians[:m] + gaussians[m + 1 :])
+        between = Gaussian(rest.mean, inverse(rest.covariance + one.covariance))
+        worst, far = max((worst, far), (float(between.squares(one.mean[None])[0]), m))
+    if worst <= chdtri(shards.dim, _FAR):
+        return None
+    return Status(
+        False,
+        f"shard {far} is {np.sqrt(worst):.1f} sds from the product of the others, where {np.sqrt(shards.dim):.1f} is"
+        " usual: see whether its rows, units or model differ, or its sampler has not converged.",
+    )

@@ -1,0 +1,80 @@
+"""Consensus Monte Carlo (Scott et al. 2013, 2016): every draw is a precision-weighted average of one draw per shard.
+
+    θ_r = (Σ_m W_m)⁻¹ Σ_m W_m θ_mr,   W_m the inverse of shard m's sample covariance
+
+Exact when all subposteriors are Gaussian with the covariance structure that was chosen; else it keeps the right place
+and width roughly, and the average of skewed or multimodal shards is neither skewed nor multimodal as their product is.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from epvi.errors import EpviError
+from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance
+from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse, times
+from epvi.hub.draws.shape import gaussian_status
+from epvi.structure import Full, Structure
+
+# Draws of two shards that were made with one seed move together; independent ones are far from this.
+_TOGETHER = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Consensus(DrawsMethod):
+    """Weighted averages of the shards' draws; the weights are inverse covariances, `Full()` or `Diagonal()`.
+
+    Scott, Blocker, Bonassi, Chipman, George & McCulloch, Bayes and Big Data: The Consensus Monte Carlo Algorithm (2013;
+    2016). Of shards with more draws evenly spaced ones are taken.
+    """
+
+    covariance: Structure = dataclasses.field(default_factory=Full)
+
+    def __post_init__(self) -> None:
+        check_covariance(self.covariance)
+
+    def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
+        """One average per tuple of draws."""
+        fewest = min(shards.counts)
+        count = fewest if num_samples is None else num_samples
+        if count > fewest:
+            raise EpviError(
+                f"num_samples is {count:,}, shard {int(np.argmin(shards.counts))} has {fewest:,} draws: Consensus()"
+                " gives at most as many as the smallest shard has."
+            )
+        paired = np.stack([draws[evenly_spaced(len(draws), count)] for draws in shards.theta])
+        _check_apart(paired, shards)
+        theta = weighted_average(fit_gaussians(shards, self.covariance), paired)
+        return Combination(theta, gaussian_status("averaged", count, shards, self.covariance), None)
+
+
+def evenly_spaced(n: int, count: int) -> np.ndarray:
+    """`count` of n places, all of them when they are as many."""
+    return np.arange(count) * n // count
+
+
+def weighted_average(gaussians: Sequence[Gaussian], theta: Float[np.ndarray, "M R d"]) -> Float[np.ndarray, "R d"]:
+    """(Σ_m W_m)⁻¹ Σ_m W_m θ_mr for every r, with the Gaussians' precisions for weights."""
+    centre = np.mean([one.mean for one in gaussians], axis=0)
+    total = np.sum([one.precision for one in gaussians], axis=0)
+    weighted = np.sum([times(x - centre, one.precision) for one, x in zip(gaussians, theta, strict=True)], axis=0)
+    return centre + times(weighted, inverse(total))
+
+
+def _check_apart(paired: Float[np.ndarray, "M R d"], shards: Shards) -> None:
+    """Refuse draws that move together from shard to shard: their average would be as wide as one shard."""
+    if paired.shape[1] < 30:
+        return
+    z = (paired - np.mean(paired, axis=1, keepdims=True)) / np.std(paired, axis=1, keepdims=True)
+    together = np.abs(np.einsum("mrd,nrd->dmn", z, z, optimize=True)) / paired.shape[1]
+    together *= 1 - np.eye(len(paired))
+    i, m, n = np.unravel_index(np.argmax(together), together.shape)
+    if together[i, m, n] > _TOGETHER:
+        raise EpviError(
+            f"draws of shards {m} and {n} move together (correlation {together[i, m, n]:.2f} in"
+            f" {shards.layout.labels[i]}), as with one seed for both: give every shard its own seed, or permute its"
+            " draws."
+        )

@@ -1,0 +1,115 @@
+"""The product of posteriors over the prior that each of them counted (Broderick et al. 2013; Campbell & How 2014).
+
+For shards whose draws are of p(θ) p(x_m|θ), the prior in full each time (the paper, equation 3):
+
+    q(θ) ∝ Π_m q_m(θ) / p(θ)^(M−1);   of Gaussians:  Λ = Σ_m Λ_m − (M − 1) Λ_0,   η = Σ_m η_m − (M − 1) η_0
+
+The Λ_m are estimates, so the difference need not be positive-definite; then there is no such density.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from epvi.errors import EpviError
+from epvi.hub.draws.layout import Layout, numbers
+from epvi.hub.draws.method import Combination, DrawsMethod, Shards, generator
+from epvi.hub.draws.moments import Gaussian, fit_gaussians
+from epvi.hub.draws.shape import gaussian_status
+from epvi.status import Status
+from epvi.structure import Full
+
+# Standard errors by which the least certain direction of the quotient has to be above zero.
+_STANDARD_ERRORS = 5
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ExponentialFamily(DrawsMethod):
+    """Gaussians fitted to posteriors that have the full prior each, divided by the prior M − 1 times.
+
+    The prior is Gaussian with `prior_mean` (a number, d of them, or a mapping of names) and `prior_covariance`
+    (likewise variances, or a d x d matrix). Broderick, Boyd, Wibisono, Wilson & Jordan, Streaming Variational Bayes
+    (2013); Campbell & How, Approximate Decentralized Bayesian Inference (2014). `diagnostics` is the Gaussian.
+    """
+
+    prior_mean: Any
+    prior_covariance: Any
+
+    def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
+        """Independent draws of the Gaussian that is the quotient."""
+        count = min(shards.counts) if num_samples is None else num_samples
+        prior = self._prior(shards.layout)
+        quotient = _divide(fit_gaussians(shards, Full()), prior, shards)
+        status = gaussian_status("drawn", count, shards, Full())
+        if status.ok and quotient.certainty < _STANDARD_ERRORS:
+            status = Status(
+                False,
+                f"along {quotient.where} the shards add little to the prior: the precision that is left is"
+                f" {quotient.certainty:.1f} standard errors above zero; draw more, or use subposteriors with the prior"
+                " to the power 1/M and Parametric().",
+            )
+        theta = quotient.gaussian.sample(count, generator(key))
+        return Combination(theta, status, quotient.gaussian.as_mixture())
+
+    def _prior(self, layout: Layout) -> "_Prior":
+        mean = layout.per_coordinate("prior_mean", self.prior_mean)
+        if np.ndim(self.prior_covariance) == 2:
+            covariance, d = numbers("prior_covariance", self.prior_covariance), layout.dim
+            if covariance.shape != (d, d):
+                raise EpviError(f"prior_covariance has shape {covariance.shape}: pass {(d, d)}, or {d} variances.")
+        else:
+            covariance = np.diag(layout.per_coordinate("prior_covariance", self.prior_covariance))
+        return _Prior(mean, covariance, _root(covariance))
+
+
+class _Prior(NamedTuple):
+    """`root` is L with L Lᵀ = Σ_0."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    root: np.ndarray
+
+
+class _Quotient(NamedTuple):
+    """`where` is the least certain direction, `certainty` its standard errors above zero."""
+
+    gaussian: Gaussian
+    where: str
+    certainty: float
+
+
+def _root(covariance: np.ndarray) -> np.ndarray:
+    if np.any(np.abs(covariance - covariance.T) > 1e-8 * np.max(np.abs(covariance))):
+        raise EpviError("prior_covariance is not symmetric: use (C + C.T) / 2.")
+    try:
+        return np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        raise EpviError(
+            "prior_covariance is not positive-definite: pass variances above zero, or a covariance matrix."
+        ) from None
+
+
+def _divide(gaussians: list[Gaussian], prior: _Prior, shards: Shards) -> _Quotient:
+    """The quotient, in coordinates where the prior is N(0, I): there Λ_0 is I, and eigenvalues have no units."""
+    others, precisions = len(gaussians) - 1, np.stack([one.precision for one in gaussians])
+    whitened = prior.root.T @ precisions @ prior.root
+    values, vectors = np.linalg.eigh(np.sum(whitened, axis=0) - others * np.eye(shards.dim))
+    least = vectors[:, 0]
+    # θ moves by L v along the direction v; its largest entry in sds of the prior says where that is.
+    moved = np.abs(prior.root @ least) / np.sqrt(np.diag(prior.covariance))
+    where = shards.layout.labels[int(np.argmax(moved))]
+    if values[0] <= 0:
+        raise EpviError(
+            f"the shards' precisions less {others} times the prior's are no density: the smallest eigenvalue is"
+            f" {values[0]:.3g} prior precisions, mostly along {where}; check the prior, draw more per shard, or draw"
+            " with the prior to the power 1/M and use Parametric()."
+        )
+    along = np.einsum("i,mij,j->m", least, whitened, least)
+    error = np.sqrt(np.sum(2 * along**2 / np.asarray(shards.counts)))
+    covariance = prior.root @ (vectors / values) @ vectors.T @ prior.root.T
+    # From the prior's mean, where η_0 = 0.
+    mean = prior.mean + covariance @ np.sum([one.precision @ (one.mean - prior.mean) for one in gaussians], axis=0)
+    precision = np.linalg.inv(covariance)
+    return _Quotient(Gaussian(mean, (precision + precision.T) / 2), where, float(values[0] / error))

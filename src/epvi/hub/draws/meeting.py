@@ -1,0 +1,94 @@
+"""Gibbs sampling of a product of kernel estimates: which draws meet, given where, and where, given which draws.
+
+Every shard is a mixture Σ_k w_mk N(θ | μ_mk, Λ_m⁻¹) with a component per draw, all of one width. Given θ the indices
+are independent, p(k_m|θ) ∝ w_mk N(θ | μ_mk, Λ_m⁻¹), and given them θ ~ N(Λ⁻¹ Σ_m Λ_m μ_mk, Λ⁻¹) with Λ = Σ_m Λ_m.
+That is the target of the Metropolis chain over k· of Neiswanger et al. (2013); with as many components as draws, its
+uniform proposals are rarely accepted (1 in 100 at d = 10), and a step of this kind moves all M indices of a chain at
+once.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from epvi.errors import EpviError
+from epvi.hub.draws.moments import Gaussian, inverse, times
+
+# What the tables of one shard may take, (chains, draws) each.
+_MAX_GIGABYTES = 2.0
+
+
+class Kernels(NamedTuple):
+    """A shard's density estimate: means and log weights of its components, and the root L of Λ_m = L Lᵀ.
+
+    The root is a (d, d) matrix, or (d,) or (1,) numbers when Λ_m is diagonal.
+    """
+
+    means: Float[np.ndarray, "n d"]
+    log_weights: Float[np.ndarray, " n"]
+    root: Float[np.ndarray, "..."]
+
+
+class Kept(NamedTuple):
+    """What the chains kept, with the log density of the product there up to a constant."""
+
+    theta: Float[np.ndarray, "C n d"]
+    log_density: Float[np.ndarray, "C n 1"]
+
+
+class Meeting:
+    """The product of M kernel estimates as a target; `step` is one Gibbs step of all chains."""
+
+    def __init__(self, shards: list[Kernels], rng: np.random.Generator) -> None:
+        self._rng = rng
+        self._shards = shards
+        self._white = [times(shard.means, shard.root) for shard in shards]
+        self._bias = [
+            shard.log_weights - 0.5 * np.sum(white**2, axis=1) for shard, white in zip(shards, self._white, strict=True)
+        ]
+        total = np.sum([_precision(shard.root) for shard in shards], axis=0)
+        self._scale = inverse(Gaussian(shards[0].means[0], total).root)
+
+    def step(self, theta: Float[np.ndarray, "C d"]) -> tuple[np.ndarray, Float[np.ndarray, " C"]]:
+        """New θ, and the log density at the old."""
+        eta, log_density = np.zeros_like(theta), np.zeros(len(theta))
+        for shard, white, bias in zip(self._shards, self._white, self._bias, strict=True):
+            here = times(theta, shard.root)
+            log_joint = here @ white.T + bias
+            largest = np.max(log_joint, axis=1)
+            cumulative = np.cumsum(np.exp(log_joint - largest[:, None]), axis=1)
+            # u in (0, 1], so that a component of no weight is never chosen.
+            aim = (1 - self._rng.uniform(size=len(theta))) * cumulative[:, -1]
+            index = np.sum(cumulative < aim[:, None], axis=1)
+            log_density += largest + np.log(cumulative[:, -1]) - 0.5 * np.sum(here**2, axis=1)
+            eta += times(white[index], shard.root.T)
+        noise = self._rng.standard_normal(theta.shape)
+        # Λ⁻¹ η + L⁻ᵀ z, in rows, with `_scale` = L⁻¹ and Λ⁻¹ = L⁻ᵀ L⁻¹.
+        return times(times(eta, self._scale.T) + noise, self._scale), log_density
+
+    def run(self, theta: Float[np.ndarray, "C d"], kept: int, thin: int) -> tuple[np.ndarray, Kept]:
+        """`kept` times `thin` steps of every chain: where they end, and what they had at every `thin`-th."""
+        rows = []
+        for _ in range(kept):
+            for _ in range(thin - 1):
+                theta, _ = self.step(theta)
+            after, log_density = self.step(theta)
+            rows.append((theta, log_density))
+            theta = after
+        thetas, log_densities = (np.stack(part, axis=1) for part in zip(*rows, strict=True))
+        return theta, Kept(thetas, log_densities[:, :, None])
+
+
+def check_memory(num_chains: int, num_draws: int) -> None:
+    """Refuse tables that do not fit."""
+    need = 3 * 8e-9 * num_chains * num_draws
+    if need > _MAX_GIGABYTES:
+        raise EpviError(
+            f"{num_chains} chains over {num_draws:,} draws of a shard need about {need:.0f} GB, over the budget of"
+            f" {_MAX_GIGABYTES:g} GB: thin the draws (draws[::10]), or lower num_chains."
+        )
+
+
+def _precision(root: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    return root @ root.T if root.ndim == 2 else root**2

@@ -1,0 +1,112 @@
+"""The Gaussian that is fitted to each shard's draws, by its sample mean and covariance, and products of Gaussians.
+
+Precisions are packed as in `structure.py`: a (d, d) matrix, or (d,) or (1,) numbers where they are diagonal. The
+inverse of a full sample covariance is too large by a factor of about (n − 1) / (n − d − 2): `inflation` says how much
+that is.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from epvi.errors import EpviError
+from epvi.hub.draws.method import Shards
+from epvi.mixture import GaussianMixture
+from epvi.structure import Diagonal, Full, Structure
+
+Packed = Float[np.ndarray, "..."]
+# Correlations whose least eigenvalue is below this have no inverse to speak of.
+_SINGULAR = 1e-10
+
+
+class Gaussian(NamedTuple):
+    """N(μ, Λ⁻¹) with Λ packed."""
+
+    mean: Float[np.ndarray, " d"]
+    precision: Packed
+
+    @property
+    def covariance(self) -> Packed:
+        """Λ⁻¹, packed."""
+        return inverse(self.precision)
+
+    @property
+    def root(self) -> Packed:
+        """L with L Lᵀ = Λ."""
+        return np.linalg.cholesky(self.precision) if self.precision.ndim == 2 else np.sqrt(self.precision)
+
+    def squares(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+        """(x − μ)ᵀ Λ (x − μ) for every row."""
+        return np.sum(times(x - self.mean, self.root) ** 2, axis=1)
+
+    def sample(self, count: int, rng: np.random.Generator) -> Float[np.ndarray, "n d"]:
+        """Independent draws."""
+        # x = L⁻ᵀ z, in rows: z L⁻¹.
+        return self.mean + times(rng.standard_normal((count, len(self.mean))), inverse(self.root))
+
+    def as_mixture(self) -> GaussianMixture:
+        """The same as a mixture of one component."""
+        covariance = self.covariance
+        if covariance.shape == (1,):
+            return GaussianMixture.from_covariances(self.mean[None], covariance)
+        return GaussianMixture.from_covariances(self.mean[None], covariance[None])
+
+
+def times(x: Float[np.ndarray, "n d"], packed: Packed) -> Float[np.ndarray, "n d"]:
+    """Xᵀ A for every row x: A x when A is symmetric, Lᵀ x when it is a root."""
+    return x @ packed if packed.ndim == 2 else x * packed
+
+
+def inverse(packed: Packed) -> Packed:
+    """The inverse of a packed matrix."""
+    return np.linalg.inv(packed) if packed.ndim == 2 else 1 / packed
+
+
+def product(gaussians: Sequence[Gaussian]) -> Gaussian:
+    """The normalised product: precisions add, means are averaged with them."""
+    centre = gaussians[0].mean
+    precision = np.sum([one.precision for one in gaussians], axis=0)
+    eta = np.sum([times((one.mean - centre)[None], one.precision) for one in gaussians], axis=0)
+    return Gaussian(centre + times(eta, inverse(precision))[0], precision)
+
+
+def fit_gaussians(shards: Shards, structure: Structure) -> list[Gaussian]:
+    """The Gaussian of every shard's sample moments, or a refusal when they do not make a density."""
+    if isinstance(structure, Full):
+        for m, draws in enumerate(shards.theta):
+            _check_covariance(m, draws, shards)
+    return [Gaussian(np.mean(x, axis=0), inverse(_covariance_of(x, structure))) for x in shards.theta]
+
+
+def inflation(shards: Shards, structure: Structure) -> float:
+    """The factor by which fitted precisions come out too large, in the smallest shard."""
+    fewest = min(shards.counts)
+    return (fewest - 1) / (fewest - shards.dim - 2) if isinstance(structure, Full) else 1.0
+
+
+def _covariance_of(draws: Float[np.ndarray, "n d"], structure: Structure) -> Packed:
+    if isinstance(structure, Full):
+        return np.atleast_2d(np.cov(draws, rowvar=False))
+    variances = np.var(draws, axis=0, ddof=1)
+    return variances if isinstance(structure, Diagonal) else np.mean(variances, keepdims=True)
+
+
+def _check_covariance(m: int, draws: Float[np.ndarray, "n d"], shards: Shards) -> None:
+    n, d = draws.shape
+    least = 2 * (d + 2)
+    if n < least:
+        raise EpviError(
+            f"shard {m} has {n:,} draws for a full covariance of {d} numbers: draw at least {least:,}, or choose a"
+            " diagonal covariance."
+        )
+    if d == 1:
+        return
+    values, vectors = np.linalg.eigh(np.corrcoef(draws, rowvar=False))
+    if values[0] < _SINGULAR:
+        one, other = (shards.layout.labels[i] for i in np.argsort(-np.abs(vectors[:, 0]))[:2])
+        raise EpviError(
+            f"shard {m}'s covariance is singular: {one} follows from {other} (and maybe others); leave quantities out"
+            " that are computed from others, or choose a diagonal covariance."
+        )

@@ -1,0 +1,31 @@
+"""The parametric product (Neiswanger, Wang & Xing 2013): a Gaussian is fitted to each shard; they are multiplied."""
+
+import dataclasses
+
+import jax
+
+from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator
+from epvi.hub.draws.moments import fit_gaussians, product
+from epvi.hub.draws.shape import gaussian_status
+from epvi.structure import Full, Structure
+
+
+@dataclasses.dataclass(frozen=True)
+class Parametric(DrawsMethod):
+    """Draws of the product of the Gaussians with the shards' sample means and covariances.
+
+    Neiswanger, Wang & Xing, Asymptotically Exact, Embarrassingly Parallel MCMC (2013; UAI 2014), section 3.1. By the
+    Bernstein-von Mises theorem, near exact when every shard has many rows. `diagnostics` is the Gaussian.
+    """
+
+    covariance: Structure = dataclasses.field(default_factory=Full)
+
+    def __post_init__(self) -> None:
+        check_covariance(self.covariance)
+
+    def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
+        """Independent draws of a Gaussian."""
+        count = min(shards.counts) if num_samples is None else num_samples
+        gaussian = product(fit_gaussians(shards, self.covariance))
+        theta = gaussian.sample(count, generator(key))
+        return Combination(theta, gaussian_status("drawn", count, shards, self.covariance), gaussian.as_mixture())

@@ -1,0 +1,159 @@
+"""The Weierstrass rejection sampler (Wang & Dunson 2013): pairs of shards, round after round.
+
+For draws θ₁ ~ f₁ and θ₂ ~ f₂, accepted with a probability that falls with their distance δ = θ₁ − θ₂,
+
+    exp(−½ δᵀ (Σ₁ + Σ₂)⁻¹ δ / h²),   the average  (W₁ + W₂)⁻¹ (W₁ θ₁ + W₂ θ₂),   W = Σ⁻¹
+
+has a density that tends to f₁ f₂ / ∫ f₁ f₂ as h → 0; that limit makes it exact, and acceptance falls with h to the
+power d. At h = ∞ it is consensus Monte Carlo. For Gaussian shards every h is exact: the weighted average is
+independent of δ. What was accepted meets the next pair's, so M shards take ⌈log₂ M⌉ rounds.
+"""
+
+import dataclasses
+
+import jax
+import numpy as np
+from jaxtyping import Float
+
+from epvi.errors import EpviError
+from epvi.hub.draws.consensus import weighted_average
+from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
+from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse
+from epvi.hub.draws.shape import departure
+from epvi.status import Status
+from epvi.structure import Full, Structure
+
+# Pairs that the bandwidth is found with, and pairs that are tried in vain before giving up.
+_PILOT = 20_000
+_MAX_PAIRS = 20_000_000
+# Pairs that are tried at once.
+_CHUNK = 50_000
+# Above this the kernel hardly rejects, and the result is near the consensus average.
+_WIDE = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class WeierstrassDiagnostics:
+    """Per pair, in the order in which they met: the bandwidth, the share accepted, and how many draws were of use.
+
+    `effective` is the smaller of the two shards' effective numbers of distinct draws among the accepted.
+    """
+
+    bandwidths: tuple[float, ...]
+    acceptance: tuple[float, ...]
+    effective: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Weierstrass(DrawsMethod):
+    """Averages of pairs of draws that are near each other, pair of shards after pair of shards.
+
+    Wang & Dunson, Parallelizing MCMC via Weierstrass Sampler (2013, arXiv 1312.4605). `bandwidth` h is in sds of the
+    difference of a pair; without it, each pair of shards has the h with which a share `acceptance` of random pairs is
+    accepted. Exact as h → 0 with ever more draws, and for Gaussian shards with any h.
+    """
+
+    covariance: Structure = dataclasses.field(default_factory=Full)
+    bandwidth: float | None = None
+    acceptance: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_covariance(self.covariance)
+        object.__setattr__(self, "acceptance", positive("acceptance", self.acceptance, below=1.0))
+        if self.bandwidth is not None:
+            object.__setattr__(self, "bandwidth", positive("bandwidth", self.bandwidth))
+
+    def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
+        """A tree of pairs; one that has no partner goes on to the next round as it is."""
+        count = min(shards.counts) if num_samples is None else num_samples
+        # Later rounds stand on what earlier ones kept.
+        kept = max(count, min(shards.counts))
+        rng = generator(key)
+        round_of, met = list(shards.theta), []
+        spans = [(m, m) for m in range(len(round_of))]
+        while len(round_of) > 1:
+            last = len(round_of) == 2
+            for i in range(len(round_of) // 2):
+                pair = Shards((round_of[i], round_of.pop(i + 1)), shards.layout)
+                name = f"{_shards(spans[i])} and {_shards(spans[i + 1])}"
+                spans[i] = (spans[i][0], spans.pop(i + 1)[1])
+                round_of[i], found = self._meet(pair, name, count if last else kept, rng)
+                met.append(found)
+        diagnostics = WeierstrassDiagnostics(*zip(*met, strict=True))
+        return Combination(round_of[0], _status(diagnostics, count, shards), diagnostics)
+
+    def _meet(
+        self, pair: Shards, name: str, count: int, rng: np.random.Generator
+    ) -> tuple[np.ndarray, tuple[float, float, float]]:
+        """`count` averages of accepted pairs, with h, the share accepted, and the effective number of draws."""
+        gaussians = fit_gaussians(pair, self.covariance)
+        spread = Gaussian(np.zeros(pair.dim), inverse(gaussians[0].covariance + gaussians[1].covariance))
+        h = self.bandwidth or self._fitting(pair, spread, rng)
+        places, tried = _accepted(pair, spread, h, (name, count), rng)
+        met = np.stack([draws[at] for draws, at in zip(pair.theta, places, strict=True)])
+        return weighted_average(gaussians, met), (h, count / tried, min(_effective(at) for at in places))
+
+    def _fitting(self, pair: Shards, spread: Gaussian, rng: np.random.Generator) -> float:
+        """The h with which the wanted share of random pairs is accepted."""
+        squares = _distances(spread, pair, [rng.integers(len(draws), size=_PILOT) for draws in pair.theta])
+        low, high = -20.0, 20.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            too_few = np.mean(np.exp(-0.5 * squares * np.exp(-2 * middle))) < self.acceptance
+            low, high = (middle, high) if too_few else (low, middle)
+        return float(np.exp(high))
+
+
+def _shards(span: tuple[int, int]) -> str:
+    return f"shard {span[0]}" if span[0] == span[1] else f"shards {span[0]} to {span[1]}"
+
+
+def _distances(spread: Gaussian, pair: Shards, places: list[np.ndarray]) -> Float[np.ndarray, " n"]:
+    """δᵀ (Σ₁ + Σ₂)⁻¹ δ for pairs of draws."""
+    return spread.squares(pair.theta[0][places[0]] - pair.theta[1][places[1]])
+
+
+def _accepted(
+    pair: Shards, spread: Gaussian, h: float, wanted: tuple[str, int], rng: np.random.Generator
+) -> tuple[np.ndarray, int]:
+    """Places (2, count) of accepted pairs in the two shards' draws, and how many pairs were tried for them."""
+    name, count = wanted
+    kept, tried = [], 0
+    while sum(places.shape[1] for places in kept) < count:
+        if tried >= _MAX_PAIRS:
+            raise EpviError(
+                f"of {tried:,} pairs of {name} only {sum(p.shape[1] for p in kept):,} were accepted at bandwidth"
+                f" {h:.3g}: raise bandwidth, leave it out, or use Semiparametric()."
+            )
+        places = [rng.integers(len(draws), size=_CHUNK) for draws in pair.theta]
+        near = -2 * np.log(rng.uniform(size=_CHUNK)) * h**2 > _distances(spread, pair, places)
+        kept.append(np.stack(places)[:, near])
+        tried += _CHUNK
+    found = np.concatenate(kept, axis=1)
+    # `tried` counts those up to the last one that was needed, in expectation.
+    return found[:, :count], max(count, round(tried * count / found.shape[1]))
+
+
+def _effective(places: np.ndarray) -> float:
+    """How many different draws are among these, counted by how evenly they are used."""
+    counts = np.bincount(places)
+    return float(len(places) ** 2 / np.sum(counts**2))
+
+
+def _status(found: WeierstrassDiagnostics, count: int, shards: Shards) -> Status:
+    h, accepted, effective = max(found.bandwidths), min(found.acceptance), min(found.effective)
+    told = f"bandwidth up to {h:.2f} sds, {accepted:.1%} of pairs accepted at least"
+    if effective < min(50, count / 2):
+        return Status(
+            False,
+            f"only about {effective:.0f} draws of one shard are near any of its partner's ({told}): the shards hardly"
+            " overlap; draw more, or raise acceptance.",
+        )
+    far = departure(shards)
+    if h > _WIDE and far is not None:
+        return Status(
+            False,
+            f"the kernel is wide ({told}), which is right for Gaussian shards only, and {far.where} is not ({far.how}):"
+            " draw more and lower acceptance, or use Semiparametric().",
+        )
+    return Status(True, f"accepted: {count:,} draws, {told}; exact for Gaussian shards, and for others as h falls.")
