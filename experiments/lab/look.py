@@ -36,7 +36,7 @@ MARKS = {
     "EPVI_refined": Mark(VERMILION, "*"),
 }
 
-_SETTINGS = {
+_SETTINGS: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 11,
@@ -48,8 +48,7 @@ _SETTINGS = {
     "svg.hashsalt": "epvi",
     "svg.fonttype": "none",
 }
-for _name, _value in _SETTINGS.items():
-    mpl.rcParams[_name] = _value
+mpl.rcParams.update(_SETTINGS)
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **settings: Any) -> tuple[Figure, Any]:
