@@ -201,3 +201,10 @@ def exact_mixture(rows: dict[str, np.ndarray], centres: list[float], seed: int) 
     weights = special.softmax(log_joint - np.sum(proposal.logpdf(draws), axis=1))
     mean = weights @ draws
     return Exact(mean, np.sqrt(weights @ draws**2 - mean**2))
+
+
+def in_any_order(ordered: Exact) -> Exact:
+    """Moments of every label when all orders of the labels are equally probable."""
+    mean = np.mean(ordered.mean)
+    sd = np.sqrt(np.mean(ordered.sd**2 + ordered.mean**2) - mean**2)
+    return Exact(np.full_like(ordered.mean, mean), np.full_like(ordered.sd, sd))
