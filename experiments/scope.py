@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 ROUND, REFINED = "one round", "defaults"
 FAMILIES = {"spherical": epvi.Spherical(), "diagonal": epvi.Diagonal(), "full": epvi.Full()}
+SINES = 40
 SPARSE = [0.6, 0.25, 0.145, 0.005, 0.0]
 
 
@@ -129,8 +130,8 @@ def infinite(panel: Axes, seed: int) -> list[Line]:
     rows, at, lines = cases.simulate_smooth(400, seed), np.linspace(-1, 1, 101), []
     for length in (0.125, 0.25, 0.5):
         exact, evidence = cases.exact_smooth(rows, length, at)
-        posterior = fitted(epvi.Model(cases.smooth, length=length), rows, 8)
-        basis = cases.features(at, length, np)
+        posterior = fitted(epvi.Model(cases.smooth, length=length, size=SINES), rows, 8)
+        basis = cases.features(at, length, SINES, np)
         of = {"of": lambda draws, basis=basis: {"f": draws["beta"] @ basis.T}}
         assert posterior.certificate is not None
         assert posterior.certificate.log_evidence is not None
@@ -143,7 +144,7 @@ def infinite(panel: Axes, seed: int) -> list[Line]:
             panel.plot(at, exact.mean, color="black", linewidth=3, label="Gaussian process, all rows")
             found = posterior.summary(**of)
             for y, style in ((found.mean, "-"), (found.mean - 2 * found.sd, "--"), (found.mean + 2 * found.sd, "--")):
-                panel.plot(at, y, style, color=BLUE, label="40 sines, 8 shards" if style == "-" else None)
+                panel.plot(at, y, style, color=BLUE, label=f"{SINES} sines, 8 shards" if style == "-" else None)
     panel.set(xlabel="x", ylabel="f(x) ± 2 sds", ylim=(-2.6, 3.2))
     panel.set_title("Infinite dimensions: a finite basis is as good")
     return lines

@@ -100,20 +100,20 @@ def exact_proportions(rows: dict[str, np.ndarray], num_categories: int) -> Exact
 
 
 # Infinite dimensions: a function with a Gaussian process prior, by the first of its basis functions on [-REACH, REACH].
-NOISE, REACH, BASIS = 0.3, 2.0, 40
+NOISE, REACH = 0.3, 2.0
 
 
-def features(x: Any, length: float, xp: Any = jnp) -> Any:
+def features(x: Any, length: float, size: int, xp: Any = jnp) -> Any:
     """Sines, each scaled by the prior sd of its weight (Solin and Särkkä 2020)."""
-    omega = 0.5 * np.pi / REACH * np.arange(1, BASIS + 1)
+    omega = 0.5 * np.pi / REACH * np.arange(1, size + 1)
     density = np.sqrt(2 * np.pi) * length * np.exp(-0.5 * (length * omega) ** 2)
     return xp.sin(omega * (x[:, None] + REACH)) * np.sqrt(density / REACH)
 
 
-def smooth(x, y, length):
-    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([BASIS]).to_event(1))
+def smooth(x, y, length, size):
+    beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
     with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(features(x, length) @ beta, NOISE), obs=y)
+        numpyro.sample("y", dist.Normal(features(x, length, size) @ beta, NOISE), obs=y)
 
 
 def simulate_smooth(num_rows: int, seed: int) -> dict[str, np.ndarray]:
