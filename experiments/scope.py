@@ -128,17 +128,17 @@ def simplex(panel: Axes, seed: int) -> list[Line]:
 
 def infinite(panel: Axes, seed: int) -> list[Line]:
     rows, at, lines = cases.simulate_smooth(400, seed), np.linspace(-1, 1, 101), []
-    for length in (0.125, 0.25, 0.5):
+    for length, size in ((0.25, SINES), (0.125, SINES), (0.5, SINES), (0.25, SINES // 4)):
         exact, evidence = cases.exact_smooth(rows, length, at)
-        posterior = fitted(epvi.Model(cases.smooth, length=length, size=SINES), rows, 8)
-        basis = cases.features(at, length, SINES, np)
+        posterior = fitted(epvi.Model(cases.smooth, length=length, size=size), rows, 8)
+        basis = cases.features(at, length, size, np)
         of = {"of": lambda draws, basis=basis: {"f": draws["beta"] @ basis.T}}
         assert posterior.certificate is not None
         assert posterior.certificate.log_evidence is not None
-        line = measured(f"infinite: function, length {length}, M = 8", REFINED, posterior, exact, **of)
+        line = measured(f"infinite: {size} sines, length {length}, M = 8", REFINED, posterior, exact, **of)
         told = f"{line.verdict}; log evidence {posterior.certificate.log_evidence.value:.2f}, exact {evidence:.2f}"
         lines.append(line._replace(verdict=told))
-        if length == 0.25:
+        if len(lines) == 1:
             panel.plot(rows["x"], rows["y"], ".", color="0.75", markersize=3)
             panel.fill_between(at, exact.mean - 2 * exact.sd, exact.mean + 2 * exact.sd, color="0.8")
             panel.plot(at, exact.mean, color="black", linewidth=3, label="Gaussian process, all rows")

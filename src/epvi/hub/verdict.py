@@ -182,9 +182,7 @@ def _lost_modes(answered: Answered, weights: Weights) -> list[str]:
         # The evidence has the mode in it: some of the draws come from there.
         share = min(log_mass - float(weights.log_evidence.value), 0.0)
         if share > np.log(_MASS):
-            return [
-                f"{_LACKS} that shards have found and that holds about {np.exp(share):.0%} of the mass; {_REFINE}."
-            ]
+            return [f"{_LACKS} that shards have found and that holds about {np.exp(share):.0%} of the mass; {_REFINE}."]
     return []
 
 
