@@ -1,7 +1,7 @@
 """What became of the limits that the paper names (its section 3.4): epvi beside exact posteriors, in six panels.
 
-Run: python experiments/scope.py [--seed 0] [--out docs/images/scope.png]. Prints a table and draws one picture, in
-about a minute and without data from elsewhere; docs/scope.md says what is to be seen. "One round" is `certify=False`.
+Run: python experiments/scope.py [--seed 0] [--out docs/images/scope.png]. Prints a table and draws one picture, in a
+minute or two and without data from elsewhere; docs/scope.md says what is to be seen. "One round" is `certify=False`.
 """
 
 import argparse
