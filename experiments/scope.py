@@ -99,10 +99,16 @@ def model_choice(seed: int) -> Line:
     rows["y"] = np.random.default_rng(seed).normal(rows["x"] @ np.array([1.0, 0.18]))
     values = [np.array([1.0, 0.0]), np.array([1.0, 1.0])]
     fits = [fitted(epvi.Model(cases.linear, used=used), rows, 6) for used in values]
-    found = softmax([fit.certificate.log_evidence.value for fit in fits if fit.certificate])
+    found = softmax([log_evidence(fit) for fit in fits])
     exact = softmax([cases.linear_evidence(rows, used) for used in values])
     verdict = f"P(column 2) = {found[1]:.4f}, exact {exact[1]:.4f}"
     return Line("discrete: a switch of all rows", "by log_evidence", found - exact, np.ones(1), verdict)
+
+
+def log_evidence(posterior: epvi.Posterior) -> float:
+    assert posterior.certificate is not None
+    assert posterior.certificate.log_evidence is not None
+    return float(posterior.certificate.log_evidence.value)
 
 
 def simplex(panel: Axes, seed: int) -> list[Line]:
@@ -132,11 +138,9 @@ def infinite(panel: Axes, seed: int) -> list[Line]:
         exact, evidence = cases.exact_smooth(rows, length, at)
         posterior = fitted(epvi.Model(cases.smooth, length=length, size=size), rows, 8)
         basis = cases.features(at, length, size, np)
-        of = {"of": lambda draws, basis=basis: {"f": draws["beta"] @ basis.T}}
-        assert posterior.certificate is not None
-        assert posterior.certificate.log_evidence is not None
+        of: dict[str, Any] = {"of": lambda draws, basis=basis: {"f": draws["beta"] @ basis.T}}
         line = measured(f"infinite: {size} sines, length {length}, M = 8", REFINED, posterior, exact, **of)
-        told = f"{line.verdict}; log evidence {posterior.certificate.log_evidence.value:.2f}, exact {evidence:.2f}"
+        told = f"{line.verdict}; log evidence {log_evidence(posterior):.2f}, exact {evidence:.2f}"
         lines.append(line._replace(verdict=told))
         if len(lines) == 1:
             panel.plot(rows["x"], rows["y"], ".", color="0.75", markersize=3)
@@ -174,7 +178,7 @@ def correlations(panel: Axes, seed: int) -> list[Line]:
     lines, first = by_family("correlation of columns 0.995", rows)
     ellipse(panel, mean, covariance, facecolor="0.85", edgecolor="black", linewidth=2.5, label="exact")
     for (name, posterior), colour, dash in zip(first.items(), (RED, ORANGE, BLUE), ("-", "--", "--"), strict=True):
-        moments = posterior.mixture.mean(), posterior.mixture.covariance()
+        moments = np.asarray(posterior.mixture.mean()), np.asarray(posterior.mixture.covariance())
         ellipse(panel, *moments, fill=False, edgecolor=colour, linestyle=dash, linewidth=1.8, label=f"{name}, {ROUND}")
     width = 3.2 * np.sqrt(covariance[0, 0])
     panel.set(xlim=(mean[0] - width, mean[0] + width), ylim=(mean[1] - width, mean[1] + width))
@@ -205,12 +209,13 @@ def labels(panel: Axes, seed: int) -> list[Line]:
         panel.axvline(x, color="0.85", linewidth=6, zorder=0)
     for name, groups, colour, top in (("nothing said", (), ORANGE, 10), ("exchangeable", (("mu",),), BLUE, 4)):
         model = epvi.Model(cases.mixture, num_parts=len(centres), exchangeable=groups)
-        for way, posterior in both(model, rows, 6).items():
+        found = both(model, rows, 6)
+        for way, posterior in found.items():
             # Where labels are exchangeable any order is the posterior; else all orders together are.
             order = np.argsort(np.argsort(posterior.summary().mean))
             exact = Exact(ordered.mean[order], ordered.sd[order]) if groups else cases.in_any_order(ordered)
             lines.append(measured(f"labels: {name}, M = 6", way, posterior, exact))
-            draws = posterior.theta(400, seed=seed)
+        draws = found[REFINED].theta(400, seed=seed)
         for i in range(len(centres)):
             jitter = np.random.default_rng(i).uniform(-0.3, 0.3, len(draws))
             panel.plot(draws[:, i], top - i + jitter, ".", color=colour, markersize=2)

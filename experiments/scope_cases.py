@@ -37,7 +37,7 @@ def signal_by_hand(y):
     shift = numpyro.sample("shift", dist.Normal(2.0, 1.0))
     with numpyro.plate("rows", y.shape[0]):
         on = jnp.log(share) + dist.Normal(shift, 1.0).log_prob(y)
-        off = jnp.log1p(-share) + dist.Normal(0.0, 1.0).log_prob(y)
+        off = jnp.log1p(-jnp.asarray(share)) + dist.Normal(0.0, 1.0).log_prob(y)
         numpyro.factor("y", jnp.logaddexp(on, off))
 
 
@@ -68,14 +68,14 @@ def exact_signal(rows: dict[str, np.ndarray], size: int = 120) -> tuple[np.ndarr
 def proportions(y, num_categories):
     p = numpyro.sample("p", dist.Dirichlet(jnp.ones(num_categories)))
     with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Categorical(p), obs=y)
+        numpyro.sample("y", dist.CategoricalProbs(p), obs=y)
 
 
 def sticks(y, num_categories):
     """The same model: each break of the stick, Beta(1, b), as a quantile of a normal, which has lighter tails."""
     u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([num_categories - 1]).to_event(1))
     with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Categorical(logits=_log_proportions(u, jnp, log_ndtr)), obs=y)
+        numpyro.sample("y", dist.CategoricalLogits(_log_proportions(u, jnp, log_ndtr)), obs=y)
 
 
 def proportions_of_sticks(draws: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -188,17 +188,17 @@ def simulate_mixture(num_rows: int, centres: list[float], seed: int) -> dict[str
 
 def exact_mixture(rows: dict[str, np.ndarray], centres: list[float], seed: int) -> Exact:
     """The mode with the means in order, by importance sampling around where expectation-maximisation ends."""
-    y, mu = rows["y"], np.array(centres)
+    y, mu, precision = rows["y"], np.array(centres), np.ones(len(centres))
     for _ in range(200):
         belongs = special.softmax(-0.5 * (y[:, None] - mu) ** 2, axis=1)
         precision = np.sum(belongs, axis=0) + SPREAD**-2
         mu = belongs.T @ y / precision
     # Precisions as if the parts were known: wide draws cover what is lost by not knowing them.
-    proposal = stats.t(10, mu, 1.3 / np.sqrt(precision))
-    draws = proposal.rvs(size=(4000, len(mu)), random_state=seed)
+    place = {"df": 10, "loc": mu, "scale": 1.3 / np.sqrt(precision)}
+    draws = np.asarray(stats.t.rvs(**place, size=(4000, len(mu)), random_state=seed))
     log_joint = np.array([np.sum(special.logsumexp(-0.5 * (y[:, None] - m) ** 2, axis=1)) for m in draws])
     log_joint -= np.sum(draws**2, axis=1) / (2 * SPREAD**2)
-    weights = special.softmax(log_joint - np.sum(proposal.logpdf(draws), axis=1))
+    weights = special.softmax(log_joint - np.sum(stats.t.logpdf(draws, **place), axis=1))
     mean = weights @ draws
     return Exact(mean, np.sqrt(weights @ draws**2 - mean**2))
 
