@@ -77,6 +77,8 @@ LOOKS = {
     "EPVI, full covariance": Mark(BLUE, "p", "--"),
     "EPVI_refined": MARKS["EPVI_refined"],
 }
+# A ring around what a method itself says not to use as it is.
+DOUBTED: Any = {"s": 110, "facecolors": "none", "edgecolors": VERMILION, "linewidths": 1.2}
 
 
 class Task(NamedTuple):
@@ -170,7 +172,8 @@ def draw(rows: list[Row], said: Said) -> Figure:
         _scale(axes[1, column], sorted({int(row["M"]) for row in rows}))
     axes[0, 0].set_ylabel("worst mean, in sds of NUTS on all rows")
     axes[1, 0].set_ylabel("sds relative to NUTS: lowest to highest")
-    legend_below(figure, axes[:1], columns=5)
+    axes[0, 0].scatter([], [], **DOUBTED, label="doubts its own answer")
+    legend_below(figure, axes[:1], columns=6)
     return figure
 
 
@@ -179,7 +182,7 @@ def _means(axis: Axes, across: np.ndarray, rows: list[Row], name: str, look: Mar
     axis.plot(across, errors, color=look.color, linestyle=look.linestyle, marker=look.marker, label=name, linewidth=1.3)
     doubted = [(x, y) for x, y, row in zip(across, errors, rows, strict=True) if not row["ok"]]
     if doubted:
-        axis.scatter(*zip(*doubted, strict=True), s=110, facecolors="none", edgecolors=VERMILION, linewidths=1.2)
+        axis.scatter(*zip(*doubted, strict=True), **DOUBTED)
     axis.set_yscale("log")
     axis.set_xscale("log")
     axis.axhline(0.1, color="0.8", linewidth=1, zorder=0)

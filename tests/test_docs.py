@@ -69,6 +69,12 @@ def test_the_draws_page_combines_what_nuts_drew():
         np.testing.assert_allclose(sd, all_rows_sd, rtol=0.2)
 
 
+@pytest.mark.slow
+def test_the_scope_pages_code_weighs_two_models():
+    _, printed = run_block("docs/scope.md")
+    assert 0 < float(re.search(r"is used\) = ([\d.]+)", printed)[1]) < 1
+
+
 def test_the_writer_of_the_handover_page_writes_what_epvi_reads(tmp_path):
     writer, reader = code_blocks("docs/handover.md")
     assert set(re.findall(r"^import (\w+)", writer, flags=re.MULTILINE)) == {"hashlib", "json", "struct"}

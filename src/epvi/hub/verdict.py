@@ -31,6 +31,7 @@ _HEAVY, _TAIL = 0.7, 0.3
 # And from this one on, if they change an sd by more than this part: how much more is beyond them is not known.
 _HEAVIER, _MUCH = 0.9, 0.1
 _REFINE = "refine it (refine=10, epvi refine)"
+_LACKS = "it lacks a mode"
 # A mode that is missing is one with at least this share of the mass.
 _MASS = 0.01
 # Scores that are known to fewer nats than this do not tell enough.
@@ -95,7 +96,9 @@ def _uneven(weights: Weights) -> str | None:
 def when_refined(posterior: "Posterior", text: str) -> str:
     """A verdict's text when no further round will help: the remedy is another one then."""
     diagonal = posterior.mixture.structure.rank < 2
+    relabelled = _LACKS in text and not posterior.space.exchangeable
     remedies = [
+        *(["exchangeable=[...] if modes differ only by the order of parameters (epvi.Model)"] if relabelled else []),
         *(["full covariances (inference=epvi.NVI(covariance=epvi.Full()))"] if diagonal else []),
         *(["fewer shards"] if len(posterior.fits) > 1 else []),
         "another parametrisation of the model",
@@ -179,10 +182,7 @@ def _lost_modes(answered: Answered, weights: Weights) -> list[str]:
         # The evidence has the mode in it: some of the draws come from there.
         share = min(log_mass - float(weights.log_evidence.value), 0.0)
         if share > np.log(_MASS):
-            return [
-                f"it lacks a mode that shards have found and that holds about {np.exp(share):.0%} of the mass; refine"
-                " it (refine=10, epvi refine), which takes the mode in."
-            ]
+            return [f"{_LACKS} that shards have found and that holds about {np.exp(share):.0%} of the mass; {_REFINE}."]
     return []
 
 

@@ -244,7 +244,8 @@ def _discrete(site: Site, few: Sites) -> Discrete:
     if len(axes) != 1:
         raise EpviError(
             f"the discrete parameter {site['name']!r} is shared by all rows, so what shards say of it cannot be"
-            " multiplied: give it one value per row inside the rows' plate, or sum it out by hand."
+            " multiplied: give it one value per row inside the rows' plate, or fit the model once for each of its"
+            " values and weigh the fits by certificate.log_evidence; if only priors depend on it, sum it out by hand."
         )
     first = np.asarray(site["value"])[(0,) * len(shape)]
     return Discrete(first, (*shape, *site["fn"].event_shape), axes[0])
