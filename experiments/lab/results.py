@@ -19,7 +19,7 @@ class Results:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._rows = _read(file)
+        self._rows = read(file)
 
     def __contains__(self, case: Case) -> bool:
         return any(_is_of(row, case) for row in self._rows)
@@ -56,7 +56,8 @@ def _is_of(row: Row, case: Case) -> bool:
     return all(row.get(name) == value for name, value in case.items())
 
 
-def _read(file: Path) -> list[Row]:
+def read(file: Path) -> list[Row]:
+    """A table's rows; cells without a word in them are left out."""
     if not file.exists():
         return []
     with file.open(newline="") as lines:
