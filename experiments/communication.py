@@ -23,6 +23,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from safetensors import safe_open
+from safetensors.numpy import load_file
 
 import epvi
 from epvi.draws import Draws
@@ -73,8 +74,8 @@ def counted(made: Any) -> dict[str, int]:
     """What is in the file that something saves: arrays by name, numbers in the header's text, and bytes."""
     with tempfile.TemporaryDirectory() as folder:
         file = made.save(Path(folder) / "sent.epvi")
+        arrays = {f"array {name}": int(array.size) for name, array in load_file(file).items()}
         with safe_open(file, "np") as content:
-            arrays = {f"array {name}": int(np.prod(content.get_slice(name).get_shape())) for name in content.keys()}
             header = sum(numbers_in(json.loads(text)) for text in content.metadata().values())
         return {**arrays, "header": header, "bytes": file.stat().st_size}
 
@@ -115,6 +116,11 @@ def _later(model: epvi.Model, parts: list[Rows], seed: int) -> Iterator[Row]:
     yield {"kind": "said", "round": len(exchanged) // 2, "numbers": posterior.bytes_exchanged // 8}
 
 
+def papers(row: Row) -> int:
+    """The paper's M K (d + 2)."""
+    return int(row["M"]) * int(row["K"]) * (int(row["d"]) + 2)
+
+
 def formula(row: Row) -> int:
     """The numbers of M shards' mixtures: weights, means, and what is stored of each family's precisions."""
     m, k, d = (int(row[name]) for name in ("M", "K", "d"))
@@ -131,27 +137,28 @@ def draw(rows: list[Row], said: Said) -> Figure:
 
 
 def _counts(axis: Axes, rows: list[Row]) -> None:
-    papers = [int(row["M"]) * int(row["K"]) * (int(row["d"]) + 2) for row in rows if row["what"] in FAMILIES]
-    ends = [0.8 * min(papers), 1.25 * max(papers)]
+    counts = [papers(row) for row in rows if row["what"] in FAMILIES]
+    ends = [0.8 * min(counts), 1.25 * max(counts)]
     axis.plot(ends, ends, color="0.6", linewidth=1, label="as many as M K (d + 2)")
     for family, mark in MARKS.items():
         mine = [row for row in rows if row["what"] == family]
-        x = [int(row["M"]) * int(row["K"]) * (int(row["d"]) + 2) for row in mine]
-        look = {"color": mark.color, "marker": mark.marker, "linestyle": "", "label": family}
-        axis.plot(x, [row["numbers"] for row in mine], markerfacecolor="none", **look)
+        _dots(axis, [papers(row) for row in mine], [int(row["numbers"]) for row in mine], family, mark)
     axis.set(xscale="log", yscale="log", xlabel="M K (d + 2)", ylabel="numbers counted in all shards' files")
     axis.set_title("(a) one round: numbers sent", loc="left")
     axis.legend(fontsize=8)
+
+
+def _dots(axis: Axes, x: Any, y: Any, family: str, mark: Mark) -> None:
+    axis.plot(x, y, mark.marker, color=mark.color, markerfacecolor="none", label=family)
 
 
 def _bytes(axis: Axes, rows: list[Row]) -> None:
     """A shard's file, beside the numbers in it."""
     most = 0.0
     for family, mark in MARKS.items():
-        mine = sorted((row for row in rows if row["what"] == family), key=lambda row: float(row["numbers"]) / row["M"])
+        mine = [row for row in rows if row["what"] == family]
         x, y = (np.array([float(row[name]) / float(row["files"]) for row in mine]) for name in ("numbers", "bytes"))
-        look = {"color": mark.color, "marker": mark.marker, "linestyle": "", "label": family}
-        axis.plot(x, y, markerfacecolor="none", **look)
+        _dots(axis, x, y, family, mark)
         most = max(most, x.max())
     x = np.geomspace(5, most, 50)
     axis.plot(x, 8 * x, color="0.6", linewidth=1, label="8 bytes a number, no header")
@@ -184,14 +191,14 @@ def report(rows: list[Row]) -> list[str]:
     for family in FAMILIES:
         mine = [row for row in rows if row["what"] == family]
         ratios = np.array([float(row["numbers"]) / formula(row) for row in mine])
-        over = np.array([float(row["numbers"]) / (int(row["M"]) * int(row["K"]) * (int(row["d"]) + 2)) for row in mine])
+        over = np.array([float(row["numbers"]) / papers(row) for row in mine])
         rest = np.array([(float(row["bytes"]) - 8 * float(row["numbers"])) / float(row["files"]) for row in mine])
         header = np.array([float(row["header"]) / float(row["files"]) for row in mine])
         lines.append(
             f"{family:10s}counted / (weights, means, roots of the family): {ratios.min():g} to {ratios.max():g};"
             f" counted / M K (d + 2): {over.min():.3g} to {over.max():.3g};"
-            f" header {rest.min():,.0f} to {rest.max():,.0f} bytes a file, with {header.min():.0f} to {header.max():.0f}"
-            " numbers in its text"
+            f" header {rest.min():,.0f} to {rest.max():,.0f} bytes a file,"
+            f" with {header.min():.0f} to {header.max():.0f} numbers in its text"
         )
     one = next(row for row in rows if row["what"] == "spherical")
     arrays = ", ".join(f"{name[6:]} {one[name]}" for name in one if name.startswith("array"))

@@ -4,8 +4,8 @@ Run: python experiments/figure1.py [--full] [--seed 0]
 
 The first two coefficients of (a) the posterior of all rows, by NUTS; (b) the shards' variational approximations (the
 paper's: K = 4 spherical Gaussians of equal weight); (c) their product, all components; (d) what epvi gives as it comes,
-refined in rounds. Contours hold 50 and 95 per cent; (b), (c) and (d) repeat (a)'s in black. The table holds the densities
-on grids, and the mean and sd of every parameter by every method. --full has more draws.
+refined in rounds. Contours hold 50 and 95 per cent; (b), (c) and (d) repeat (a)'s in black. The table holds the
+densities on grids, and the mean and sd of every parameter by every method. --full has more draws.
 """
 
 from collections.abc import Callable
@@ -54,23 +54,15 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
     def measure(case: Case) -> list[Row]:
         made = methods(model, rows, int(case["draws"]), said.seed)
-        near = _grid([made["NUTS"].draws], 49)
-        wide = _grid([made[shard].draws for shard in SHARDS], 57)
+        grids = {
+            "near": _grid([made["NUTS"].draws], 49),
+            "wide": _grid([made[shard].draws for shard in SHARDS], 57),
+        }
         found: list[Row] = []
         for name, one in made.items():
             found += _moments(name, one.draws)
-            for grid in (near, wide) if name == "NUTS" else (wide if name in SHARDS else near,):
-                values = one.density(grid)
-                found += [
-                    {
-                        "of": name,
-                        "grid": "near" if grid is near else "wide",
-                        ACROSS: x,
-                        UP: y,
-                        "density": float(f"{density:.5g}"),
-                    }
-                    for (x, y), density in zip(grid.round(5).tolist(), values.tolist(), strict=True)
-                ]
+            for grid in ("near", "wide") if name == "NUTS" else ("wide" if name in SHARDS else "near",):
+                found += _surface({"of": name, "grid": grid}, one, grids[grid])
         return found
 
     return measure
@@ -99,7 +91,9 @@ def _drawn(draws: np.ndarray) -> Made:
 
 
 def _mixed(mixture: epvi.GaussianMixture, num_draws: int, seed: int) -> Made:
-    return Made(np.asarray(mixture.sample(num_draws, seed=seed)), mixture.marginal(FIRST_TWO).density)
+    plane = mixture.marginal(FIRST_TWO)
+    draws = np.asarray(mixture.sample(num_draws, seed=seed))
+    return Made(draws, lambda points: np.asarray(plane.density(points)))
 
 
 def _grid(draws: list[np.ndarray], size: int) -> np.ndarray:
@@ -109,6 +103,12 @@ def _grid(draws: list[np.ndarray], size: int) -> np.ndarray:
     edge = 0.12 * (high - low)
     sides = [np.linspace(low[i] - edge[i], high[i] + edge[i], size) for i in (0, 1)]
     return np.stack([side.ravel() for side in np.meshgrid(*sides, indexing="ij")], axis=1)
+
+
+def _surface(called: Row, one: Made, grid: np.ndarray) -> list[Row]:
+    """The density at every point; five digits are more than a figure shows."""
+    points = zip(grid.round(5).tolist(), one.density(grid).tolist(), strict=True)
+    return [{**called, ACROSS: x, UP: y, "density": float(f"{density:.5g}")} for (x, y), density in points]
 
 
 def _moments(name: str, draws: np.ndarray) -> list[Row]:
