@@ -87,7 +87,7 @@ def varied(full: bool) -> dict[str, dict[str, list[Size]]]:
         },
     }
     if full:
-        found["R"]["pairs by chain"] = [Size(16, 4, 19, r) for r in kept]
+        found["R"]["pairs by chain"] = [Size(16, 4, 19, r) for r in drawn]
     return found
 
 
