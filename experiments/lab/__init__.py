@@ -7,8 +7,10 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("NPROC", "1")
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Once they are here it would only mislead the processes that a test starts.
+if "jax" not in sys.modules:
+    os.environ.setdefault("NPROC", "1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parents[2]
 # Rows like SUSY's, NUTS on a subposterior, and two-mode shards are the benchmarks' own.

@@ -23,7 +23,8 @@ class Experiment:
     """What `run` needs to know of a figure.
 
     `measuring` makes what all cases share (rows, a model) and gives the function that measures one case; it is called
-    only when a case is missing. `report` gives lines to print below the figure's name.
+    only when a case is missing, and a drawing of nothing that was measured has no cases. `report` gives lines to print
+    below the figure's name.
     """
 
     name: str
@@ -57,7 +58,9 @@ def run(experiment: Experiment, words: Sequence[str] | None = None) -> None:
     _save(experiment, rows, said, name)
     for line in experiment.report(rows):
         console.print(line, markup=False, soft_wrap=True)
-    console.print(f"{name}: {len(missing)} of {len(cases)} cases measured now; {said.out / name}.csv, .svg, .png")
+    measured = f"{len(missing)} of {len(cases)} cases measured now; {said.out / name}.csv, .svg, .png"
+    # Unwrapped, so that the names can be copied.
+    console.print(f"{name}: {measured if cases else f'{said.out / name}.svg, .png'}", soft_wrap=True)
 
 
 def _said(experiment: Experiment, words: Sequence[str] | None) -> Said:

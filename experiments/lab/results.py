@@ -37,11 +37,14 @@ class Results:
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
         self._file.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._file.with_suffix(".part")
-        with temporary.open("w", newline="") as lines:
-            writer = csv.DictWriter(lines, columns, restval="")
-            writer.writeheader()
-            writer.writerows(self._rows)
-        os.replace(temporary, self._file)
+        try:
+            with temporary.open("w", newline="") as lines:
+                writer = csv.DictWriter(lines, columns, restval="")
+                writer.writeheader()
+                writer.writerows(self._rows)
+            os.replace(temporary, self._file)
+        finally:
+            temporary.unlink(missing_ok=True)
 
 
 def by_strategy(rows: Sequence[Row]) -> dict[str, list[Row]]:

@@ -74,6 +74,8 @@ def as_parquet(file: Path, folder: Path) -> Path:
         part.unlink(missing_ok=True)
         if isinstance(error, pa.ArrowException):
             raise SystemExit(f"{file} is not UCI's SUSY.csv.gz (a label and 18 numbers per line): {error}") from error
+        if isinstance(error, OSError):
+            raise SystemExit(f"{file} did not become {made}: {error}. Fetch it again, or make room.") from error
         raise
     os.replace(part, made)
     return made
