@@ -53,9 +53,13 @@ STUDY += $(if $(wildcard $(DATA)/fmri/haxby_sub001_25mm.npz),fmri)
 STUDY += $(if $(SUSY),figure3_susy)
 EXPERIMENT = $(RUN)/python $< --out $(OUT) $(if $(filter full,$(SIZE)),--full)
 
-reproduce: $(OUT)/claims.md
+# Figure 3 has both cores for itself, because it looks at the wall's clock too; the others use one each.
+reproduce: $(READY)
+	$(if $(filter susy_cv,$(STUDY)),$(MAKE) --no-print-directory .venv/bench)
+	$(MAKE) --no-print-directory $(OUT)/figure3.svg
+	EPVI_LINES=1 $(MAKE) --no-print-directory -j2 $(OUT)/claims.md
 reproduce-full:
-	$(MAKE) reproduce SIZE=full
+	$(MAKE) --no-print-directory reproduce SIZE=full
 
 $(OUT)/claims.md: experiments/claims.py $(STUDY:%=$(OUT)/%.svg)
 	$(RUN)/python $< --out $(OUT)
@@ -65,7 +69,6 @@ $(OUT)/figure3_ten_thousand.svg: experiments/figure3.py $(OUT)/figure3.svg
 	$(EXPERIMENT) --rows ten-thousand
 $(OUT)/figure3_susy.svg: experiments/figure3.py $(OUT)/figure3.svg
 	$(EXPERIMENT) --susy $(SUSY)
-$(OUT)/susy_cv.svg: | .venv/bench
 .venv/bench: | $(READY)
 	$(RUN)/pip install --quiet --editable '.[bench]'
 	touch $@

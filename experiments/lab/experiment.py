@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,9 +52,13 @@ def run(experiment: Experiment, words: Sequence[str] | None = None) -> None:
         with _bar(console) as bar:
             task = bar.add_task(name, total=len(cases), completed=len(cases) - len(missing), what="")
             for case in missing:
-                bar.update(task, what=", ".join(f"{key} {value}" for key, value in case.items()))
+                what = ", ".join(f"{key} {value}" for key, value in case.items())
+                bar.update(task, what=what)
                 results.add(case, measure(case))
                 bar.advance(task)
+                if bar.disable:
+                    done = f"{bar.tasks[task].completed:.0f} of {len(cases)} done"
+                    console.print(f"{name}: {done} ({what})", soft_wrap=True, markup=False)
     rows = results.of(cases)
     _save(experiment, rows, said, name)
     for line in experiment.report(rows):
@@ -75,8 +80,10 @@ def _said(experiment: Experiment, words: Sequence[str] | None) -> Said:
 
 
 def _bar(console: Console) -> Progress:
+    """A bar on a terminal; elsewhere, and where several experiments share one, a line for each case."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, TextColumn("{task.fields[what]}"), console=console)
+    lines = not console.is_terminal or "EPVI_LINES" in os.environ
+    return Progress(*columns, TextColumn("{task.fields[what]}"), console=console, disable=lines)
 
 
 def _save(experiment: Experiment, rows: list[Row], said: Said, name: str) -> None:
