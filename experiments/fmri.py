@@ -75,7 +75,8 @@ def _without_drift(volumes: np.ndarray) -> np.ndarray:
 
 
 def cases(said: Said) -> list[Case]:
-    return [{"L": said.sources, "K": K, "seed": said.seed}]
+    """One for each way to go about it, so that what is done is kept."""
+    return [{"L": said.sources, "K": K, "seed": said.seed, "way": way} for way in MEASURES]
 
 
 def measuring(said: Said) -> Callable[[Case], list[Row]]:
@@ -85,23 +86,38 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
     held_out = made.of(~made.fitted)
     study = Study(model, made.of(made.fitted), held_out, loss(held_out, np.zeros_like(held_out["y"])), said.seed)
     parts = [made.of(made.runs == one) for one in np.unique(made.runs[made.fitted])]
-    return lambda case: list(_rows(study, parts))
+    return lambda case: list(MEASURES[str(case["way"])](study, parts))
 
 
-def _rows(study: Study, parts: list[Rows]) -> Iterator[Row]:
-    """Losses of all strategies, and the sources that some of them found."""
-    whole = fit_apart(study.model, [study.fitted], papers(K), study.seed)
-    posterior = alone(whole.fits[0])
-    yield study.row("NVI", Clock(whole.seconds[0], 0.0, 0.0), posterior)
-    yield from found(posterior, "NVI", study.seed)
-    apart = study.apart(parts, K)
-    yield from study.products(apart, ("EPVI_sample", "EPVI_anchored"))
-    yield from found(multiplied(apart, "EPVI_anchored", study.seed)[0], "EPVI_anchored", study.seed)
-    yield study.refined(parts)
+def without_space(study: Study, parts: list[Rows]) -> Iterator[Row]:
+    """What losses are compared with."""
     x, y = study.fitted["x"], study.fitted["y"]
     nll = loss(study.held_out, study.held_out["x"] @ np.linalg.lstsq(x, y, rcond=None)[0])
     yield {"strategy": "no sources", "nll": study.floor, "excess": 0.0}
     yield {"strategy": "every voxel by itself", "nll": nll, "excess": nll - study.floor}
+
+
+def all_rows(study: Study, parts: list[Rows]) -> Iterator[Row]:
+    """NVI, and the sources that it found."""
+    whole = fit_apart(study.model, [study.fitted], papers(K), study.seed)
+    posterior = alone(whole.fits[0])
+    yield study.row("NVI", Clock(whole.seconds[0], 0.0, 0.0), posterior)
+    yield from found(posterior, "NVI", study.seed)
+
+
+def shards(study: Study, parts: list[Rows]) -> Iterator[Row]:
+    """Products, and the sources that one of them found."""
+    apart = study.apart(parts, K)
+    yield from study.products(apart, ("EPVI_sample", "EPVI_anchored"))
+    yield from found(multiplied(apart, "EPVI_anchored", study.seed)[0], "EPVI_anchored", study.seed)
+
+
+def rounds(study: Study, parts: list[Rows]) -> Iterator[Row]:
+    """epvi as it comes."""
+    yield study.refined(parts)
+
+
+MEASURES = {"without space": without_space, "all rows": all_rows, "shards": shards, "rounds": rounds}
 
 
 def found(posterior: epvi.Posterior, strategy: str, seed: int) -> Iterator[Row]:
@@ -162,7 +178,7 @@ def _voxels(axis: Axes, sources: list[Row], view: tuple[str, int, int]) -> None:
         center = [float(row[direction]) * made.length for direction in "xyz"]
         color, width = DRAWN[str(row["strategy"])], float(row["width"]) ** 0.5 * made.length
         turn = np.linspace(0, 2 * np.pi, 100)
-        style = {"color": color, "linestyle": "-" if row["strategy"] == "NVI" else "--"}
+        style: Any = {"color": color, "linestyle": "-" if row["strategy"] == "NVI" else "--"}
         axis.plot(center[across] + width * np.cos(turn), center[up] + width * np.sin(turn), linewidth=1.6, **style)
         axis.plot(center[across], center[up], "+", color=color)
         beside = (4, 4) if row["strategy"] == "NVI" else (4, -10)
