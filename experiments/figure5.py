@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lab.experiment import Experiment, Said, run
-from lab.look import BLUE, GREEN, MARKS, ORANGE, PURPLE, SKY, VERMILION, legend_below, line, panels
+from lab.look import BLUE, GREEN, MARKS, ORANGE, PURPLE, SKY, VERMILION, legend_below, line, panels, plain_logarithmic
 from lab.results import Case, Row, by_strategy
 from lab.sources import OWN_STARTS, OWN_STARTS_UNALIGNED, UNALIGNED, Study
 from lab.strategies import parts_of
@@ -42,6 +42,8 @@ LABELS = {
     OWN_STARTS: ("own starts, aligned", ORANGE, "^", "-"),
     OWN_STARTS_UNALIGNED: ("own starts, not aligned", VERMILION, "v", "--"),
 }
+# Ticks of the axis of losses.
+EXCESSES = (0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 Size = tuple[int, int, int]
 
 
@@ -130,14 +132,18 @@ def draw(rows: list[Row], said: Said) -> Figure:
     for axis, letter, panel in zip(axes.T, "abc", shown, strict=False):
         others = ", ".join(f"{name} = {value}" for name, value in BASE.items() if name != panel)
         _losses(axis[0], shown[panel], panel)
-        axis[0].set_title(f"({letter}) loss against time, {panel} varied ({others})")
+        axis[0].set_title(f"({letter}) loss and time, {panel} varied ({others})", fontsize=10)
         _speeds(axis[1], shown[panel], panel)
+    highest = max(float(row["excess"]) for row in rows if row["strategy"] in MARKS and "excess" in row)
+    lowest = min(float(row["excess"]) for row in rows if "excess" in row)
+    for axis in axes[0, :3]:
+        axis.set_ylim(1.5 * lowest - 0.01, 1.5 * highest)
     _labels(axes[0, 3], shown["M"])
     _clocks(axes[1, 3], shown["M"])
     legend_below(figure, axes[:1, :3])
     figure.suptitle(
         f"TLSA: {said.num_rows:,} simulated rows of {NUM_COLUMNS} columns; means over"
-        f" {len({row['replicate'] for row in rows})} sets of rows (faint points: each set)",
+        f" {len({row['replicate'] for row in rows})} sets of rows (faint points: each set{'' if said.full else '; EPVI_refined: the first set only'})",
         x=0.01, ha="left", fontsize=12,
     )  # fmt: skip
     return figure
@@ -169,6 +175,7 @@ def _losses(axis: Axes, rows: list[Row], panel: str) -> None:
             for value, x, y in zip(values, seconds, excess, strict=True):
                 axis.annotate(str(value), (x, y), (4, 4), textcoords="offset points", fontsize=7, color=mark.color)
     axis.set_xscale("log")
+    plain_logarithmic(axis.xaxis)
     _excess(axis)
     axis.set_xlabel("seconds, the paper's clock")
 
@@ -176,7 +183,8 @@ def _losses(axis: Axes, rows: list[Row], panel: str) -> None:
 def _excess(axis: Axes) -> None:
     """Linear about nought, where a hundred held-out rows cannot tell losses apart; logarithmic above."""
     axis.set_yscale("symlog", linthresh=0.1, linscale=1.5)
-    axis.yaxis.set_major_formatter("{x:g}")
+    axis.set_yticks(EXCESSES, [f"{value:g}" for value in EXCESSES])
+    axis.minorticks_off()
     axis.axhline(0, color="0.6", linewidth=1)
     axis.set_ylabel("loss per row above the truth's")
 
@@ -197,12 +205,11 @@ def _speeds(axis: Axes, rows: list[Row], panel: str) -> None:
         line(axis, strategy, values, np.exp(logs))
     axis.axhline(1, color="0.6", linewidth=1)
     axis.set_yscale("log")
-    axis.yaxis.set_major_formatter("{x:g}")
-    axis.yaxis.set_minor_formatter("{x:g}")
-    axis.tick_params(axis="y", which="minor", labelsize=7)
+    plain_logarithmic(axis.yaxis)
+    axis.set_xticks(sorted({int(row[panel]) for row in rows}))
     axis.set_xlabel(panel)
     axis.set_ylabel("times faster than NVI")
-    axis.set_title(f"speed over NVI on all rows, {panel} varied")
+    axis.set_title(f"speed over NVI on all rows, {panel} varied", fontsize=10)
 
 
 def _labels(axis: Axes, rows: list[Row]) -> None:
@@ -215,9 +222,11 @@ def _labels(axis: Axes, rows: list[Row]) -> None:
         )  # fmt: skip
         line(axis, "EPVI_sample", *means(mine, "M", "excess"), label=name, color=color, marker=marker, linestyle=style)
     _excess(axis)
+    axis.set_xticks(sorted({int(row["M"]) for row in rows}))
     axis.set_xlabel("M")
-    axis.set_title("EPVI_sample and the order of the sources")
-    axis.legend(fontsize=8)
+    axis.set_ylim(top=200)
+    axis.set_title("EPVI_sample and the order of the sources", fontsize=10)
+    axis.legend(fontsize=8, loc="upper left", ncols=2, columnspacing=0.8)
 
 
 def _clocks(axis: Axes, rows: list[Row]) -> None:
@@ -238,7 +247,7 @@ def _clocks(axis: Axes, rows: list[Row]) -> None:
     axis.set_xlabel("M")
     axis.set_ylabel("seconds")
     axis.legend(ncols=2, loc="upper left", fontsize=8)
-    axis.set_title("what EPVI_sample's clock is made of")
+    axis.set_title("what EPVI_sample's clock is made of", fontsize=10)
 
 
 def report(rows: list[Row]) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from lab.experiment import Experiment, Said, run
-from lab.look import BLACK, MARKS, ORANGE, PURPLE, VERMILION, legend_below, line, panels
+from lab.look import BLACK, MARKS, ORANGE, PURPLE, VERMILION, legend_below, line, panels, plain_logarithmic
 from lab.results import Case, Row, by_strategy
 from lab.sources import Study
 from lab.strategies import Clock, Rows, alone, fit_apart, multiplied, papers
@@ -35,7 +35,7 @@ RHO = 10.0
 # Whose sources are drawn, and in which colour.
 DRAWN = {"NVI": BLACK, "EPVI_anchored": PURPLE}
 VIEWS = (("from the side", 1, 2), ("from above", 0, 1))
-DIRECTIONS = ("right to left", "back to front", "bottom to top")
+DIRECTIONS = ("across the head", "back to front", "bottom to top")
 
 
 class Scans(NamedTuple):
@@ -141,7 +141,8 @@ def draw(rows: list[Row], said: Said) -> Figure:
     figure, axes = panels(1, 3, (4.9, 4.3))
     _losses(axes[0, 0], rows)
     for axis, view in zip(axes[0, 1:], VIEWS, strict=True):
-        _voxels(axis, [row for row in rows if "source" in row], view)
+        drawn = _voxels(axis, [row for row in rows if "source" in row], view)
+    figure.colorbar(drawn, ax=axes[0, 2], shrink=0.7, label="pictures' effect on a voxel, in sds")
     legend_below(figure, axes, columns=8)
     figure.suptitle(
         f"TLSA of real fMRI: {said.sources} sources, 129 voxels, 11 runs as 11 shards, one run held out",
@@ -158,13 +159,16 @@ def _losses(axis: Axes, rows: list[Row]) -> None:
             color = VERMILION if strategy == "no sources" else ORANGE
             axis.axhline(float(row["nll"]), color=color, linestyle="--", linewidth=1, label=strategy)
     axis.set_xscale("log")
+    times = [float(row["seconds"]) for row in rows if "seconds" in row]
+    axis.set_xlim(0.5 * min(times), 2 * max(times))
+    plain_logarithmic(axis.xaxis)
     axis.set_xlabel("seconds, the paper's clock")
     axis.set_ylabel("negative log-likelihood per held-out volume")
     axis.set_title("held-out loss against time")
 
 
-def _voxels(axis: Axes, sources: list[Row], view: tuple[str, int, int]) -> None:
-    """Voxels, as large as pictures change them at most along the line of sight, and circles of radius √λ."""
+def _voxels(axis: Axes, sources: list[Row], view: tuple[str, int, int]) -> Any:
+    """Voxels, as dark as pictures change them at most along the line of sight, and circles of radius √λ."""
     name, across, up = view
     made = scans()
     rows = made.of(made.fitted)
@@ -173,12 +177,15 @@ def _voxels(axis: Axes, sources: list[Row], view: tuple[str, int, int]) -> None:
     mm = made.places * made.length
     order = np.argsort(change)
     drawn = axis.scatter(mm[order, across], mm[order, up], c=change[order], s=70, cmap="Greys", vmin=0, marker="s")
-    axis.figure.colorbar(drawn, ax=axis, shrink=0.7, label="pictures' effect on a voxel, in sds")
     for row in sources:
         center = [float(row[direction]) * made.length for direction in "xyz"]
         color, width = DRAWN[str(row["strategy"])], float(row["width"]) ** 0.5 * made.length
         turn = np.linspace(0, 2 * np.pi, 100)
-        style: Any = {"color": color, "linestyle": "-" if row["strategy"] == "NVI" else "--"}
+        style: Any = {
+            "color": color,
+            "linestyle": "-" if row["strategy"] == "NVI" else "--",
+            "label": f"{row['strategy']}'s sources",
+        }
         axis.plot(center[across] + width * np.cos(turn), center[up] + width * np.sin(turn), linewidth=1.6, **style)
         axis.plot(center[across], center[up], "+", color=color)
         beside = (4, 4) if row["strategy"] == "NVI" else (4, -10)
@@ -191,7 +198,8 @@ def _voxels(axis: Axes, sources: list[Row], view: tuple[str, int, int]) -> None:
     axis.set_ylim(-30, made.length + 10)
     axis.set_xlabel(f"mm, {DIRECTIONS[across]}")
     axis.set_ylabel(f"mm, {DIRECTIONS[up]}")
-    axis.set_title(f"sources {name}: NVI (solid), EPVI_anchored (dashed)")
+    axis.set_title(f"sources {name}: circles of radius √λ")
+    return drawn
 
 
 def report(rows: list[Row]) -> list[str]:
