@@ -19,7 +19,7 @@ from typing import Any
 from lab.experiment import Experiment, Said, run
 from lab.look import BLUE, GREEN, MARKS, ORANGE, PURPLE, SKY, VERMILION, legend_below, line, panels, plain_logarithmic
 from lab.results import Case, Row, by_strategy
-from lab.sources import OWN_STARTS, OWN_STARTS_UNALIGNED, UNALIGNED, Study
+from lab.sources import OWN_STARTS, OWN_STARTS_UNALIGNED, UNALIGNED, WAYS, Study
 from lab.strategies import parts_of
 
 import numpy as np
@@ -91,7 +91,7 @@ class Measuring:
         yield self._once((k, n, replicate), lambda: study.nvi(k))
         parts = parts_of(study.fitted, m)
         apart = study.apart(parts, k)
-        yield from study.products(apart)
+        yield from study.products(apart, WAYS)
         if (m, k, n) in self._base:
             yield from study.labels(parts, apart, k)
         if self._said.full or (replicate == 0 and m <= QUICK_REFINED and (m, k, n) in self._base):
@@ -141,11 +141,10 @@ def draw(rows: list[Row], said: Said) -> Figure:
     _labels(axes[0, 3], shown["M"])
     _clocks(axes[1, 3], shown["M"])
     legend_below(figure, axes[:1, :3])
-    figure.suptitle(
-        f"TLSA: {said.num_rows:,} simulated rows of {NUM_COLUMNS} columns; means over"
-        f" {len({row['replicate'] for row in rows})} sets of rows (faint points: each set{'' if said.full else '; EPVI_refined: the first set only'})",
-        x=0.01, ha="left", fontsize=12,
-    )  # fmt: skip
+    count = len({row["replicate"] for row in rows})
+    which = "faint points: each set" if said.full else "faint points: each set; EPVI_refined: the first set only"
+    what = f"{said.num_rows:,} simulated rows of {NUM_COLUMNS} columns; means over {count} sets of rows ({which})"
+    figure.suptitle(f"TLSA: {what}", x=0.01, ha="left", fontsize=12)
     return figure
 
 

@@ -74,7 +74,7 @@ class Study:
         fits, transfer = carried([one for one, _ in made])
         return Apart(fits, [seconds for _, seconds in made], transfer)
 
-    def products(self, apart: Apart, ways: Sequence[str] = WAYS) -> Iterator[Row]:
+    def products(self, apart: Apart, ways: Sequence[str]) -> Iterator[Row]:
         """The subposteriors' average, and the product in each of these ways."""
         yield _or_said("Subposteriors", lambda: self._subposteriors(apart))
         for way in ways:
