@@ -17,7 +17,6 @@ def tiny(monkeypatch):
     monkeypatch.setattr(figure5, "NUM_COVARIATES", 1)
     monkeypatch.setattr(figure5, "BASE", {"M": 2, "K": 1, "L": 1})
     monkeypatch.setattr(figure5, "QUICK_REPLICATES", 1)
-    monkeypatch.setattr(figure5, "QUICK_REFINED", 0)
     monkeypatch.setattr(figure5, "WAYS", ("EPVI_sample", "EPVI_exact"))
     sizes = {"M": [(2, 1, 1)], "K": [(2, 1, 1)], "L": [(2, 1, 1)]}
     monkeypatch.setattr(figure5, "varied", lambda said: sizes)
