@@ -5,8 +5,8 @@ Run: python experiments/figure5.py [--full] [--num-rows 1000] [--seed 0]
 (a) M shards varied, (b) K components, (c) L sources; the others are M = 5, K = 4, L = 3 (the paper does not say its
 own). Rows are simulated from the model as in the paper: 1,000 of 50 columns on a grid in the unit square, 5 covariates,
 τ = 1, σ_w² = 5, ρ = 1, a tenth held out. Losses are shown above that of the true parameters: means over several sets of
-rows, with every set as a faint point. Times are the paper's clock (lab/strategies.py). Without --full, EPVI_refined
-(dear: all its fits, and up to ten rounds) is measured at M = 5 only, and it and the fourth panel on the first set of rows.
+rows, with every set as a faint point. Times are the paper's clock (lab/strategies.py). EPVI_refined is dear (all its
+fits, and up to ten rounds): without --full it is measured at M = 5 only; it and the fourth panel then have one set.
 
 A fourth panel shows what the order of the sources does to the product: they are exchangeable, and the paper says
 nothing of it. epvi gives all shards the same starts and aligns the sources before it multiplies.
