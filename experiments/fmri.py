@@ -143,9 +143,9 @@ def loss(rows: Rows, mean: np.ndarray) -> float:
 def draw(rows: list[Row], said: Said) -> Figure:
     figure, axes = panels(1, 3, (4.9, 4.3))
     _losses(axes[0, 0], rows)
-    for axis, view in zip(axes[0, 1:], VIEWS, strict=True):
-        drawn = _voxels(axis, [row for row in rows if "source" in row], view)
-    figure.colorbar(drawn, ax=axes[0, 2], shrink=0.7, label="pictures' effect on a voxel, in sds")
+    sources = [row for row in rows if "source" in row]
+    drawn = [_voxels(axis, sources, view) for axis, view in zip(axes[0, 1:], VIEWS, strict=True)]
+    figure.colorbar(drawn[-1], ax=axes[0, 2], shrink=0.7, label="pictures' effect on a voxel, in sds")
     legend_below(figure, axes, columns=8)
     figure.suptitle(
         f"TLSA of real fMRI: {said.sources} sources, 129 voxels, 11 runs as 11 shards, one run held out",
@@ -220,7 +220,8 @@ def report(rows: list[Row]) -> list[str]:
             lines.append(f"{row['strategy']:26s}{float(row['nll']):9.3f}{gained}{seconds}{verdict}".rstrip())
         else:
             lines.append(f"{row['strategy']:26s}{row['said']}")
-    return lines
+    useless = [str(row["strategy"]) for row in rows if row["strategy"] in MARKS and float(row.get("excess", -1)) > 0]
+    return [*lines, *([f"Worse than no sources at all: {', '.join(useless)}."] if useless else [])]
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
