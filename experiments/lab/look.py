@@ -12,7 +12,9 @@ import matplotlib as mpl
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A7", "#8A8A8A"
@@ -73,6 +75,13 @@ def legend_below(figure: Figure, axes: Any, columns: int = 7) -> None:
     if found:
         place = {"loc": "outside lower center", "ncols": min(columns, len(found)), "frameon": False}
         figure.legend(list(found.values()), list(found), fontsize=9, **place)
+
+
+def plain_logarithmic(axis: Axis) -> None:
+    """Numbers 1, 2, 5, 10, ... on a logarithmic axis, written as they are; for axes of few decades."""
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Figure, file: Path) -> None:
