@@ -6,7 +6,7 @@ Run: python experiments/figure5.py [--full] [--num-rows 1000] [--seed 0]
 own). Rows are simulated from the model as in the paper: 1,000 of 50 columns on a grid in the unit square, 5 covariates,
 τ = 1, σ_w² = 5, ρ = 1, a tenth held out. Losses are shown above that of the true parameters: means over several sets of
 rows, with every set as a faint point. Times are the paper's clock (lab/strategies.py). EPVI_refined is dear (all its
-fits, and up to ten rounds): without --full it is measured at M = 5 only; it and the fourth panel then have one set.
+fits, and up to ten rounds): without --full it is measured at M = 5 only, and the fourth panel has the first set only.
 
 A fourth panel shows what the order of the sources does to the product: they are exchangeable, and the paper says
 nothing of it. epvi gives all shards the same starts and aligns the sources before it multiplies.
@@ -33,7 +33,7 @@ from epvi.models.tlsa import EXCHANGEABLE
 NUM_ROWS, NUM_COLUMNS, NUM_COVARIATES = 1_000, 50, 5
 BASE = {"M": 5, "K": 4, "L": 3}
 QUICK_REPLICATES, FULL_REPLICATES = 2, 5
-# Without --full, EPVI_refined is measured at this size, and only on the first set of rows.
+# Without --full, EPVI_refined is measured at this size only.
 QUICK_REFINED = (5, 4, 3)
 
 LABELS = {
@@ -95,7 +95,7 @@ class Measuring:
         first = self._said.full or replicate == 0
         if first and (m, k, n) in self._base:
             yield from study.labels(parts, apart, k)
-        if first and (self._said.full or (m, k, n) == QUICK_REFINED):
+        if self._said.full or (m, k, n) == QUICK_REFINED:
             yield self._once(("refined", m, n, replicate), lambda: study.refined(parts))
 
     def _once(self, key: tuple, measure: Callable[[], Row]) -> Row:
@@ -143,9 +143,7 @@ def draw(rows: list[Row], said: Said) -> Figure:
     _clocks(axes[1, 3], shown["M"])
     legend_below(figure, axes[:1, :3])
     count = len({row["replicate"] for row in rows})
-    which = (
-        "faint points: each set" if said.full else "faint points: each set; EPVI_refined and top right: first set only"
-    )
+    which = "faint points: each set" if said.full else "faint points: each set; top right: first set only"
     what = f"{said.num_rows:,} simulated rows of {NUM_COLUMNS} columns; means over {count} sets of rows ({which})"
     figure.suptitle(f"TLSA: {what}", x=0.01, ha="left", fontsize=12)
     return figure
