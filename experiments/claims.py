@@ -70,8 +70,8 @@ def faster_with_shards(rows: list[Row]) -> Found:
         f"{times:.1f} times less at M = 20 ({number(nvi, 'seconds'):.2f} s to {number(ours, 'seconds'):.2f} s; with"
         f" EPVI_refined {also:.1f} times); by the wall of two cores {wall:.1f} times"
     )
-    small = f"a shard's fit takes {number(ours, 'local'):.2f} s, most of it calls and not rows"
-    return Found(text, held(times > 10, small))
+    why = f"NVI itself takes few passes over the rows, and of a shard's {number(ours, 'local'):.2f} s calls are a part"
+    return Found(text, held(times > 10, why))
 
 
 def same_loss(rows: list[Row]) -> Found:
@@ -91,14 +91,13 @@ def faster_with_components(rows: list[Row]) -> Found:
     nvi, ours = mine["NVI"], mine["EPVI_sample"]
     times = column(nvi, "seconds") / column(ours, "seconds")
     gaps = column(ours, "nll") - column(nvi, "nll")
+    sizes = [int(row["K"]) for row in nvi]
     text = (
-        f"{times.min():.1f} to {times.max():.1f} times less for K = {nvi[0]['K']} to {max(row['K'] for row in nvi)};"
+        f"{times.min():.1f} to {times.max():.1f} times less for K = {min(sizes)} to {max(sizes)};"
         f" losses within {np.max(np.abs(gaps)):.1e} nats per row"
     )
-    verdict = held(
-        times.min() > 7 and np.max(np.abs(gaps)) < IDENTICAL, "a small shard's fit is mostly calls, not rows"
-    )
-    return Found(text, verdict)
+    why = "NVI itself takes few passes over the rows, and a tenth of them is a tenth of its time at best"
+    return Found(text, held(times.min() > 7 and float(np.max(np.abs(gaps))) < IDENTICAL, why))
 
 
 def constant_accuracy(rows: list[Row]) -> Found:
@@ -170,21 +169,40 @@ def sample_beats_subset(rows: list[Row]) -> Found:
 # Figure 5
 
 
-def sources(rows: list[Row]) -> Found:
-    """Of all panels together; `excess` is the loss per row above that of the true parameters."""
-    found = by_strategy([row for row in rows if "seconds" in row])
-    sizes = {tuple(row[name] for name in ("M", "K", "L", "replicate")): row for row in found["NVI"]}
-    pairs = [(sizes[tuple(row[name] for name in ("M", "K", "L", "replicate"))], row) for row in found["EPVI_sample"]]
+def pairs_of(rows: list[Row], one: str, other: str) -> list[tuple[Row, Row]]:
+    """Rows of two strategies at the same size and of the same set of rows."""
+    key = ("M", "K", "L", "replicate")
+    found = by_strategy([row for row in rows if "nll" in row])
+    by_key = {tuple(row[name] for name in key): row for row in found[one]}
+    return [(by_key[place], row) for row in found[other] if (place := tuple(row[name] for name in key)) in by_key]
+
+
+def sources_faster(rows: list[Row]) -> Found:
+    pairs = pairs_of(rows, "NVI", "EPVI_sample")
     times = np.array([number(nvi, "seconds") / number(row, "seconds") for nvi, row in pairs])
-    gaps = np.array([number(row, "nll") - number(nvi, "nll") for nvi, row in pairs])
-    refined = column(found["EPVI_refined"], "excess")
-    text = (
-        f"{times.min():.1f} to {times.max():.1f} times NVI's speed; loss {gaps.min():+.2f} to {gaps.max():+.2f} nats"
-        f" per row of 50 columns (NVI: {number(found['NVI'][0], 'nll'):.1f}). EPVI_refined is within"
-        f" {refined.max():.3f} of the truth's"
+    text = f"{times.min():.1f} to {times.max():.1f} times as fast as NVI, {np.median(times):.1f} in the middle"
+    why = "900 rows are one short call for NVI as for a shard: what is left is the number of calls"
+    return Found(text, held(float(np.median(times)) > 2, why))
+
+
+def sources_alike(rows: list[Row]) -> Found:
+    """`excess` is the loss per row above that of the parameters that made the rows."""
+    gaps = np.array([number(row, "nll") - number(nvi, "nll") for nvi, row in pairs_of(rows, "NVI", "EPVI_sample")])
+    alone = np.array(
+        [number(row, "nll") - number(one, "nll") for one, row in pairs_of(rows, "Subposteriors", "EPVI_sample")]
     )
-    why = "900 rows are one small call for NVI as for a shard, and shards that stop at other optima spoil the product"
-    return Found(text, held(float(np.median(times)) > 2 and float(np.max(gaps)) < 0.5, why))
+    level = number(rows[0], "nll")
+    refined = [row for row in rows if row["strategy"] == "EPVI_refined"]
+    told = "; ".join(
+        f"{number(row, 'excess'):+.3f}, {row['verdict']}" if "nll" in row else "refused" for row in refined
+    )
+    text = (
+        f"{gaps.min():+.2f} to {gaps.max():+.2f} nats per row of 50 columns, {np.median(gaps):+.2f} in the middle, of"
+        f" {level:.1f}; worse than single shards on average in {np.sum(alone > 0)} of {len(alone)}. EPVI_refined above"
+        f" the truth: {told}"
+    )
+    why = "spherical components cannot hold this posterior's scales, and shards' optima differ"
+    return Found(text, held(float(np.max(gaps)) < 0.1 and float(np.mean(alone > 0)) < 0.25, why))
 
 
 # Section 3.3
@@ -248,7 +266,8 @@ CLAIMS = (
     Claim(
         "sample slightly better than subset, in likelihood and time", "5.1, Fig. 4", ("figure4",), sample_beats_subset
     ),
-    Claim("TLSA: less time and similar likelihood, M, K and L varied", "5.2, Fig. 5", ("figure5",), sources),
+    Claim("TLSA: less time, more so as M grows", "5.2, Fig. 5", ("figure5",), sources_faster),
+    Claim("TLSA: similar likelihood, M, K and L varied", "5.2, Fig. 5", ("figure5",), sources_alike),
     Claim("exact product: O(dMK^M)", "3.3", ("complexity",), exact_cost),
     Claim("chain: O(dRM)", "3.3", ("complexity",), chain_cost),
     Claim("pairs: O(dRM²), O(dR log M) in parallel", "3.3", ("complexity",), pairs_cost),
