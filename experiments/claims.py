@@ -135,8 +135,8 @@ def same_as_exact(rows: list[Row]) -> Found:
 def exact_explodes(rows: list[Row]) -> Found:
     """Where it becomes slower than the chain, here and in plain code."""
     shards, components = ([row for row in rows if row[name] == value] for name, value in (("K", 4), ("M", 6)))
-    here = _overtaken(shards, "M", ""), _overtaken(components, "K", "")
-    plain = _overtaken(shards, "M", ", plain loops"), _overtaken(components, "K", ", plain loops")
+    here = overtaken(shards, "M", ""), overtaken(components, "K", "")
+    plain = overtaken(shards, "M", ", plain loops"), overtaken(components, "K", ", plain loops")
     last = max((row for row in rows if row["strategy"] == "EPVI_exact"), key=lambda row: int(row["components"]))
     text = (
         f"slower than the chain from M = {here[0]}, K = {here[1]} on; in plain loops M = {plain[0]}, K = {plain[1]};"
@@ -145,12 +145,12 @@ def exact_explodes(rows: list[Row]) -> Found:
     return Found(text, held(True, "", better="the same, later" if here[0] > 6 or here[1] > 4 else ""))
 
 
-def _overtaken(rows: list[Row], size: str, kind: str) -> int:
-    """The first size at which the exact product takes longer than the chain, both of a kind."""
+def overtaken(rows: list[Row], size: str, kind: str) -> float:
+    """The first size at which the exact product takes longer than the chain, both of a kind; inf when there is none."""
     found = by_strategy(rows)
     chain = {row[size]: number(row, "product") for row in found[f"EPVI_sample{kind}"]}
     slower = [int(row[size]) for row in found[f"EPVI_exact{kind}"] if number(row, "product") > chain[row[size]]]
-    return min(slower, default=10**6)
+    return min(slower, default=float("inf"))
 
 
 def sample_beats_subset(rows: list[Row]) -> Found:

@@ -24,7 +24,9 @@ def with_claims(page: str, claims: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=ROOT / "reproduced" / "quick", help="folder with figures and claims")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "reproduced" / "quick", help="folder with figures and claims"
+    )
     folder = parser.parse_args().out
     IMAGES.mkdir(parents=True, exist_ok=True)
     for picture in sorted(folder.glob("*.png")):
