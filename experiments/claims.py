@@ -278,12 +278,20 @@ CLAIMS = (
 def table(folder: Path, seed: int) -> str:
     lines = ["| the paper | where | measured | verdict | `python experiments/` |", "|---|---|---|---|---|"]
     for claim in CLAIMS:
-        files = [folder / f"{name}.csv" for name in claim.tables]
-        rows = [[row for row in read(file) if row.get("seed") == seed] for file in files if file.exists()]
-        found = claim.found(*rows) if len(rows) == len(files) else Found("not measured: its rows are not here", "")
+        found = _judged(claim, folder, seed)
         commands = ", ".join(f"`{name}.py`" for name in claim.tables)
         lines.append(f"| {claim.says} | {claim.where} | {found.measured} | {found.verdict} | {commands} |")
     return "\n".join(lines) + "\n"
+
+
+def _judged(claim: Claim, folder: Path, seed: int) -> Found:
+    files = [folder / f"{name}.csv" for name in claim.tables]
+    if not all(file.exists() for file in files):
+        return Found("not measured: its rows are not here", "")
+    try:
+        return claim.found(*([row for row in read(file) if row.get("seed") == seed] for file in files))
+    except (LookupError, ValueError):
+        return Found("not measured: its table is not complete", "")
 
 
 def main() -> None:
