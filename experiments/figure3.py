@@ -203,6 +203,7 @@ def _likelihoods(axis: Axes, rows: list[Row], panel: str) -> None:
                 axis.annotate(str(row[panel]), place, (3, 4), textcoords="offset points", fontsize=7)
     axis.set_xscale("log")
     plain_logarithmic(axis.xaxis)
+    axis.ticklabel_format(axis="y", useOffset=False)
     axis.set_xlabel("seconds, the paper's clock")
     axis.set_ylabel("negative log-likelihood per row")
 
@@ -224,7 +225,7 @@ def _speeds(axis: Axes, rows: list[Row], panel: str) -> None:
     axis.set_xticks(sorted({int(row[panel]) for row in rows}))
     axis.set_xlabel(panel)
     axis.set_ylabel("times faster than NVI")
-    axis.legend(fontsize=8, loc="lower center", ncols=2)
+    axis.legend(fontsize=7, loc="lower center", ncols=2, columnspacing=1.0)
     axis.set_title(f"speed over NVI on all rows, {panel} varied")
 
 
