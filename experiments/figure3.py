@@ -253,7 +253,8 @@ def _clocks(axis: Axes, rows: list[Row]) -> None:
         below += high
     axis.set_xlabel("M")
     axis.set_ylabel("seconds")
-    axis.legend()
+    axis.set_ylim(0, 1.2 * float(np.max(below)))
+    axis.legend(fontsize=8, loc="upper center", ncols=3)
     axis.set_title("what EPVI_sample's clock is made of")
 
 
