@@ -36,6 +36,7 @@ WAYS = ("EPVI_sample", "EPVI_subset", "EPVI_anchored", "EPVI_exact")
 UNALIGNED = "not aligned"
 OWN_STARTS = "own starts"
 OWN_STARTS_UNALIGNED = "own starts, not aligned"
+FULL = "full covariances"
 _NUM_SAMPLES = 200
 
 
@@ -87,6 +88,11 @@ class Study:
         own = self.apart(parts, k, own_starts=True)
         yield self._product(own, "EPVI_sample", OWN_STARTS)
         yield self._product(_unaligned(own), "EPVI_sample", OWN_STARTS_UNALIGNED)
+
+    def full(self, parts: Sequence[Rows], k: int) -> Row:
+        """The chain's product of the paper's fits with full covariances in the place of spherical ones."""
+        inference = dataclasses.replace(papers(k), covariance=epvi.Full())
+        return self._product(fit_apart(self.model, parts, inference, self.seed), "EPVI_sample", FULL)
 
     def refined(self, parts: Sequence[Rows]) -> Row:
         """epvi as it comes, and its verdict."""
