@@ -28,12 +28,6 @@ MARKS = {
     "Subset, pairs, R = 500": Mark(GREEN, "^", "-."),
     "Anchored": Mark(PURPLE, "D"),
 }
-# What a prototype missed at these M before epvi was written: 10 seeds, other shards with the same modes.
-PROTOTYPE = {
-    "Chain, 50 chains, every step (the paper)": {16: 0.298, 64: 0.391, 200: 0.413},
-    "Subset, pairs, R = 500": {16: 0.001, 64: 0.007, 200: 0.231},
-    "Anchored": {16: 0.017, 64: 0.010, 200: 0.003},
-}
 
 
 def cases(said: Said) -> list[Case]:
@@ -110,10 +104,9 @@ def report(rows: list[Row]) -> list[str]:
         lines.append(way)
         for one in some:
             error = one.errors.std(ddof=1) / np.sqrt(len(one.errors))
-            before = PROTOTYPE.get(way, {}).get(one.m)
             lines.append(
                 f"  M = {one.m:<5d}{one.errors.mean():.4f} ({error:.4f}), worst {one.errors.max():.4f};"
-                f" {one.trusted:4.0%} said ok{f'; a prototype: {before}' if before else ''}"
+                f" {one.trusted:4.0%} said ok"
             )
     return lines
 

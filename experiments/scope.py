@@ -9,22 +9,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
+from lab import ROOT
+from lab.look import BLUE, GREEN, ORANGE, VERMILION
+
+import matplotlib.pyplot as plt
 import numpy as np
 import scope_cases as cases
+from matplotlib.axes import Axes
+from matplotlib.patches import Ellipse, Rectangle
 from scipy.special import softmax
 from scope_cases import Exact
 
 import epvi
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.patches import Ellipse, Rectangle
-
-ROOT = Path(__file__).parents[1]
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 ROUND, REFINED = "one round", "defaults"
 FAMILIES = {"spherical": epvi.Spherical(), "diagonal": epvi.Diagonal(), "full": epvi.Full()}
 SINES = 40
@@ -177,7 +174,9 @@ def correlations(panel: Axes, seed: int) -> list[Line]:
     mean, covariance = cases.exact_linear(rows)
     lines, first = by_family("correlation of columns 0.995", rows)
     ellipse(panel, mean, covariance, facecolor="0.85", edgecolor="black", linewidth=2.5, label="exact")
-    for (name, posterior), colour, dash in zip(first.items(), (RED, ORANGE, BLUE), ("-", "--", "--"), strict=True):
+    for (name, posterior), colour, dash in zip(
+        first.items(), (VERMILION, ORANGE, BLUE), ("-", "--", "--"), strict=True
+    ):
         moments = np.asarray(posterior.mixture.mean()), np.asarray(posterior.mixture.covariance())
         ellipse(panel, *moments, fill=False, edgecolor=colour, linestyle=dash, linewidth=1.8, label=f"{name}, {ROUND}")
     width = 3.2 * np.sqrt(covariance[0, 0])

@@ -202,8 +202,7 @@ def test_susys_file_is_streamed_once(tmp_path, table):
 
 
 def test_susys_rows_are_standardised_by_those_that_are_fitted(tmp_path, table):
-    fitted, held_out, what = from_file(gzipped(tmp_path / "SUSY.csv.gz", table), tmp_path)
-    assert "40 rows" in what
+    fitted, held_out = from_file(gzipped(tmp_path / "SUSY.csv.gz", table), tmp_path)
     assert (fitted["x"].shape, held_out["x"].shape) == ((36, 19), (4, 19))
     np.testing.assert_array_equal(fitted["x"][:, 0], 1)
     np.testing.assert_allclose(fitted["x"][:, 1:].mean(axis=0), 0, atol=1e-5)
