@@ -27,6 +27,7 @@ def table(folder):
         return list(csv.DictReader(lines))
 
 
+@pytest.mark.slow
 def test_figure_5_has_a_row_for_each_strategy_and_measures_nothing_twice(tiny, tmp_path, capsys):
     words = ["--out", str(tmp_path), "--num-rows", "60"]
     run(figure5.FIGURE5, words)

@@ -109,6 +109,7 @@ def test_subset_is_right_within_the_error_of_its_runs(structure, way):
         assert np.all(np.abs(got.mean(0) - target) < 5.2 * standard_error)  # Student's t_19 at 4 sigma
 
 
+@SLOW
 def test_subset_samples_large_groups_with_the_chain():
     mixtures = shards("diagonal", (4,) * 6, 2, seed=4)
     _, mean, _ = product_moments(*enumerate_product(mixtures))

@@ -78,6 +78,7 @@ def test_a_switch_that_only_priors_depend_on_can_be_summed_out_by_hand():
         assert float(jax.jit(target.log_prior)(w)) == pytest.approx(np.sum(np.log(sum(densities))), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_a_simplex_with_an_empty_category_is_the_dirichlet_once_refined():
     rows = {"y": np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [596, 4, 0]))}
     exact = cases.exact_proportions(rows, 3)

@@ -186,6 +186,7 @@ def test_float32_sums_would_stop_early_and_these_do_not():
     assert stopped > 1e-3
 
 
+@pytest.mark.slow
 def test_shards_of_many_columns_climb_with_the_curvature_of_a_part():
     """Above 128 coordinates: gradients over all rows, in coordinates that a part's curvature whitens."""
     rows, _ = simulate_logistic(40_000, 140, condition=10, seed=3)
