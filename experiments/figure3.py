@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.experiment import Experiment, Said, run
-from lab.look import BLUE, GREEN, ORANGE, legend_below, line, panels, plain_logarithmic
+from lab.look import clock_bars, legend_below, line, panels, plain_logarithmic
 from lab.results import Case, Row, by_strategy
 from lab.strategies import (
     PRODUCTS,
@@ -245,18 +245,8 @@ def _accuracies(axis: Axes, rows: list[Row]) -> None:
 
 def _clocks(axis: Axes, rows: list[Row]) -> None:
     """What the paper's clock is made of."""
-    below = np.zeros(len(rows))
-    for part, color, name in (
-        ("local", BLUE, "slowest shard"),
-        ("transfer", ORANGE, "transfer"),
-        ("product", GREEN, "product"),
-    ):
-        high = np.array([float(row[part]) for row in rows])
-        axis.bar([str(row["M"]) for row in rows], high, bottom=below, color=color, label=name)
-        below += high
-    axis.set_xlabel("M")
-    axis.set_ylabel("seconds")
-    axis.set_ylim(0, 1.2 * float(np.max(below)))
+    highest = clock_bars(axis, [int(row["M"]) for row in rows], lambda part: [float(row[part]) for row in rows])
+    axis.set_ylim(0, 1.2 * highest)
     axis.legend(fontsize=8, loc="upper center", ncols=3)
     axis.set_title("what EPVI_sample's clock is made of")
 

@@ -18,7 +18,19 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lab.experiment import Experiment, Said, run
-from lab.look import BLUE, GREEN, MARKS, ORANGE, PURPLE, SKY, VERMILION, legend_below, line, panels, plain_logarithmic
+from lab.look import (
+    BLUE,
+    MARKS,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    clock_bars,
+    legend_below,
+    line,
+    panels,
+    plain_logarithmic,
+)
 from lab.results import Case, Row, by_strategy
 from lab.sources import OWN_STARTS, OWN_STARTS_UNALIGNED, UNALIGNED, WAYS, Study
 from lab.strategies import parts_of
@@ -236,20 +248,10 @@ def _labels(axis: Axes, rows: list[Row]) -> None:
 def _clocks(axis: Axes, rows: list[Row]) -> None:
     """What the paper's clock is made of, beside NVI's."""
     mine = by_strategy(rows)["EPVI_sample"]
-    below = 0.0
-    for part, color, name in (
-        ("local", BLUE, "slowest shard"),
-        ("transfer", ORANGE, "transfer"),
-        ("product", GREEN, "product"),
-    ):
-        values, high = means(mine, "M", part)
-        axis.bar([str(value) for value in values], high, bottom=below, color=color, label=name)
-        below = below + np.array(high)
+    highest = clock_bars(axis, means(mine, "M", "local")[0], lambda part: means(mine, "M", part)[1])
     nvi = means(by_strategy(rows)["NVI"], "K", "seconds")[1][0]
     axis.axhline(nvi, color=PURPLE, linestyle="--", label="NVI on all rows")
-    axis.set_ylim(top=1.45 * max(nvi, float(np.max(below))))
-    axis.set_xlabel("M")
-    axis.set_ylabel("seconds")
+    axis.set_ylim(top=1.45 * max(nvi, highest))
     axis.legend(ncols=2, loc="upper left", fontsize=8)
     axis.set_title("what EPVI_sample's clock is made of", fontsize=10)
 

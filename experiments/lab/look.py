@@ -4,10 +4,12 @@ The colours are those of Okabe & Ito (2008), Color Universal Design.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
+import numpy as np
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -64,6 +66,19 @@ def line(axis: Axes, strategy: str, x: Any, y: Any, **settings: Any) -> None:
     mark = MARKS[strategy]
     drawn = {"color": mark.color, "marker": mark.marker, "linestyle": mark.linestyle, "label": strategy, **settings}
     axis.plot(x, y, linewidth=1.4, **drawn)
+
+
+def clock_bars(axis: Axes, sizes: list[int], seconds: Callable[[str], Any]) -> float:
+    """What the paper's clock is made of at each size, on top of each other; gives the highest."""
+    below = np.zeros(len(sizes))
+    parts = (("local", BLUE, "slowest shard"), ("transfer", ORANGE, "transfer"), ("product", GREEN, "product"))
+    for part, color, name in parts:
+        high = np.asarray(seconds(part), float)
+        axis.bar([str(size) for size in sizes], high, bottom=below, color=color, label=name)
+        below = below + high
+    axis.set_xlabel("M")
+    axis.set_ylabel("seconds")
+    return float(np.max(below))
 
 
 def legend_below(figure: Figure, axes: Any, columns: int = 7) -> None:
