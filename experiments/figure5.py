@@ -62,7 +62,7 @@ Size = tuple[int, int, int]
 
 def varied(said: Said) -> dict[str, list[Size]]:
     """(M, K, L) of every panel."""
-    values = {"M": (2, 5, 10), "K": (2, 3, 4), "L": (2, 3, 4)}
+    values = {"M": (2, 5, 10), "K": (2, 4), "L": (2, 3, 4)}
     if said.full:
         values = {"M": (2, 4, 5, 6, 8, 10, 15, 20), "K": tuple(range(2, 9)), "L": tuple(range(2, 9))}
     return {name: [_size({**BASE, name: value}) for value in some] for name, some in values.items()}
