@@ -88,18 +88,23 @@ def _from_mapping(m: int, draws: Mapping) -> _Read:
 
 
 def _posterior_of(draws: Any) -> Any:
-    """The posterior group of ArviZ data, or the group itself; None when it is neither."""
-    if hasattr(draws, "data_vars") and {"chain", "draw"} <= set(getattr(draws, "dims", ())):
-        return draws
+    """The posterior group of ArviZ data, or other xarray data as it is; None when it is neither."""
     group = draws.get("posterior") if isinstance(draws, Mapping) else getattr(draws, "posterior", None)
-    return group if hasattr(group, "data_vars") else None
+    if hasattr(group, "data_vars"):
+        return group
+    if hasattr(draws, "data_vars"):
+        return draws
+    return draws.to_dataset(name=draws.name or COLUMNS) if hasattr(draws, "to_dataset") else None
 
 
 def _from_arviz(m: int, posterior: Any) -> _Read:
     values, dims, coords = {}, {}, {}
     for name, variable in posterior.data_vars.items():
         if not {"chain", "draw"} <= set(variable.dims):
-            raise EpviError(f"shard {m}'s {name} has no dimensions chain and draw: drop it from the posterior group.")
+            raise EpviError(
+                f"shard {m}'s {name} has no dimensions chain and draw: drop it from the posterior group, or pass the"
+                " draws before their chains were stacked."
+            )
         stacked = variable.transpose("chain", "draw", ...)
         array = _floats(f"shard {m}'s {name}", stacked.values)
         values[str(name)] = array.reshape(-1, *array.shape[2:])
@@ -134,6 +139,20 @@ def _check_alike(m: int, shard: _Read, first: _Read) -> None:
             here = shard.layout.shapes[name]
             raise EpviError(
                 f"shard {m}'s {name} has shape {here} per draw, shard 0's {shape}: all shards need the same parameters."
+            )
+        _check_axes(m, name, shard.layout, first.layout)
+
+
+def _check_axes(m: int, name: str, here: Layout, first: Layout) -> None:
+    """Refuse axes in another order, or with other entries along them: they would be multiplied by position."""
+    dims, expected = here.dims.get(name, []), first.dims.get(name, [])
+    if dims != expected:
+        raise EpviError(f"shard {m}'s {name} has dimensions {dims}, shard 0's {expected}: transpose or rename them.")
+    for dim in dims:
+        if not np.array_equal(here.coords.get(dim), first.coords.get(dim)):
+            raise EpviError(
+                f"shard {m}'s {name} has other entries along {dim} than shard 0's, or in another order: reindex it to"
+                f" shard 0's {dim}."
             )
 
 

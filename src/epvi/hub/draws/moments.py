@@ -5,6 +5,7 @@ inverse of a full sample covariance is too large by a factor of about (n − 1) 
 that is.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from epvi.structure import Diagonal, Full, Structure
 Packed = Float[np.ndarray, "..."]
 # Correlations whose least eigenvalue is below this have no inverse to speak of.
 _SINGULAR = 1e-10
+# So many draws per dimension tell a full covariance well.
+_ENOUGH = 10
 
 
 class Gaussian(NamedTuple):
@@ -78,6 +81,14 @@ def fit_gaussians(shards: Shards, structure: Structure) -> list[Gaussian]:
         for m, draws in enumerate(shards.theta):
             _check_covariance(m, draws, shards)
     return [Gaussian(np.mean(x, axis=0), inverse(_covariance_of(x, structure))) for x in shards.theta]
+
+
+def fit_best(shards: Shards) -> list[Gaussian]:
+    """The Gaussians with full covariances where the draws tell them, else with diagonal ones; never a refusal."""
+    if min(shards.counts) >= _ENOUGH * (shards.dim + 2):
+        with contextlib.suppress(EpviError):
+            return fit_gaussians(shards, Full())
+    return fit_gaussians(shards, Diagonal())
 
 
 def inflation(shards: Shards, structure: Structure) -> float:
