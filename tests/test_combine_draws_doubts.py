@@ -48,3 +48,59 @@ def test_chains_that_were_stacked_are_not_taken_for_parameters():
         refused(lambda data=data: epvi.combine_draws(data, epvi.Parametric()), "shard 0's w has no dimensions chain")
     arrays = [labelled(x)["w"] for x in healthy(0, shards=2, d=4)]
     assert epvi.combine_draws(arrays, epvi.Parametric()).draws["w"].shape == (400, 2, 2)
+
+
+@pytest.mark.parametrize(("shards", "n", "d"), [(20, 40, 5), (50, 60, 5), (30, 30, 1)])
+def test_few_independent_draws_do_not_seem_to_share_a_seed(shards, n, d):
+    for seed in range(5):
+        status = epvi.combine_draws(list(healthy(seed, shards, n, d)), epvi.Consensus()).status
+        assert "move together" not in status.text
+        assert "too few draws to compare" not in status.text
+
+
+def autoregressive(seed, shards, n, memory):
+    chains = healthy(seed, shards, n, 1)
+    for t in range(1, n):
+        chains[:, t] = memory * chains[:, t - 1] + np.sqrt(1 - memory**2) * chains[:, t]
+    return chains
+
+
+def test_slow_chains_do_not_seem_to_share_a_seed_unless_they_do():
+    for seed in range(5):
+        chains = autoregressive(seed, 10, 1000, 0.98)
+        assert "move together" not in epvi.combine_draws(list(chains), epvi.Consensus()).status.text
+    shared = chains + 0.1 * healthy(0, 10, 1000, 1)
+    shared[3] = chains[7]
+    assert "shards 3 and 7 move together" in epvi.combine_draws(list(shared), epvi.Consensus()).status.text
+
+
+def test_precisions_are_unbiased_before_the_prior_is_taken_from_them():
+    """Of 105 priors' worth of precision 99 go: what is 2% too much would be a third of the rest."""
+    draws = [x / np.sqrt(1.05) for x in healthy(0, shards=100, n=1000, d=20)]
+    found = epvi.combine_draws(draws, epvi.ExponentialFamily(0.0, 1.0))
+    assert np.sqrt(np.mean(np.var(found.theta, axis=0))) == pytest.approx((1 + 100 * 0.05) ** -0.5, rel=0.05)
+    assert found.status.ok
+    few = epvi.combine_draws([x[:450] for x in draws], epvi.ExponentialFamily(0.0, 1.0)).status
+    assert "the shards add little to the prior" in few.text
+
+
+def test_advice_fits_the_method_that_gives_it():
+    full_prior = epvi.ExponentialFamily(0.0, 100.0)
+    skewed = list(np.random.default_rng(0).gamma(1.0, size=(3, 400, 1)))
+    assert "prior to the power 1/M and use Semiparametric()" in epvi.combine_draws(skewed, full_prior).status.text
+    with pytest.raises(epvi.EpviError, match=r"draw at least 44\.$"):
+        epvi.combine_draws(list(healthy(0, 3, 40, 20)), full_prior)
+    drifting = healthy(0, 3, 400, 1) + np.linspace(-2, 2, 400)[:, None]
+    for method in (full_prior, epvi.Parametric()):
+        text = epvi.combine_draws(list(drifting), method).status.text
+        assert "draw more at every shard." in text
+
+
+def test_shards_with_the_full_prior_may_be_far_from_each_other():
+    """A thousand rows at 10 against four single ones, which the prior keeps near 0."""
+    rng = np.random.default_rng(0)
+    rows = [rng.normal(10.0, 1.0, size=n) for n in (1000, 1, 1, 1, 1)]
+    draws = [rng.normal(x.sum() / (1 + len(x)), (1 + len(x)) ** -0.5, size=(2000, 1)) for x in rows]
+    found = epvi.combine_draws(draws, epvi.ExponentialFamily(0.0, 1.0))
+    assert found.status.ok
+    assert abs(found.theta.mean() - np.concatenate(rows).sum() / 1005) < 0.2 / np.sqrt(1005)

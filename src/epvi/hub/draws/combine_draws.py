@@ -51,7 +51,7 @@ def combine_draws(
         raise EpviError("the combined draws left the range of float64: rescale the parameters.")
     status = made.status
     if status.ok:
-        status = _apart(shards) or _by_halves(made, method, shards, key)
+        status = (None if method.full_prior else _apart(shards)) or _by_halves(made, method, shards, key)
     return CombinedDraws(made.theta, status, made.diagnostics, method, len(shards.theta), shards.layout)
 
 
@@ -61,7 +61,7 @@ def _by_halves(made: Combination, method: DrawsMethod, shards: Shards, key: jax.
     found = split_error(method, shards, made.theta, key)
     if found is None:
         return Status(False, f"{made.status.text[:-1]}, but too few draws to compare their halves: draw more.")
-    return found.judge(made.status)
+    return found.judge(made.status, method.remedies)
 
 
 def _single(shards: Shards, method: DrawsMethod, count: int | None) -> CombinedDraws:

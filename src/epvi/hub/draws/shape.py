@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from epvi.hub.draws.method import Shards
-from epvi.hub.draws.moments import inflation
+from epvi.hub.draws.method import Remedies, Shards
 from epvi.status import Status
 from epvi.structure import Full, Structure
 
@@ -68,8 +67,8 @@ def correlated(shards: Shards) -> str:
     return found
 
 
-def gaussian_status(verb: str, count: int, shards: Shards, structure: Structure) -> Status:
-    """The sentence of a way that is exact for Gaussian shards of this covariance structure."""
+def gaussian_status(made: str, shards: Shards, structure: Structure, inflated: float, remedies: Remedies) -> Status:
+    """The sentence of a way that is exact for Gaussian shards of this structure, with precisions `inflated` times."""
     pair = "" if isinstance(structure, Full) else correlated(shards)
     if pair:
         return Status(
@@ -80,14 +79,15 @@ def gaussian_status(verb: str, count: int, shards: Shards, structure: Structure)
         return Status(
             False,
             f"{far.where} is far from Gaussian ({far.how}), which this way takes it for: transform it (the logarithm of"
-            " what is positive), or use Semiparametric() or Weierstrass().",
+            f" what is positive), or {remedies.shape}.",
         )
-    inflated = inflation(shards, structure)
     if inflated > _INFLATION:
         return Status(
             False,
             f"{min(shards.counts):,} draws are few for the covariance of {shards.dim} numbers (sds come out about"
-            f" {1 - inflated**-0.5:.0%} too small): draw more, or choose Diagonal().",
+            f" {1 - inflated**-0.5:.0%} too small): draw more{remedies.dimensions}.",
         )
-    made = f"{verb}: {count:,} draws from {len(shards.theta)} shards"
-    return Status(True, f"{made}, exact as far as all shards are Gaussian, and none is far from it.")
+    return Status(
+        True,
+        f"{made} from {len(shards.theta)} shards, exact as far as all shards are Gaussian, and none is far from it.",
+    )
