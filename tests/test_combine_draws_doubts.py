@@ -6,6 +6,8 @@ import xarray
 from sentences import refused
 
 import epvi
+from epvi.hub.draws.arrival import arrived
+from epvi.hub.draws.shape import _kurtosis_by_chance, _skewness_by_chance, correlated, departure, standardised
 
 
 def healthy(seed, shards=4, n=400, d=2):
@@ -104,3 +106,42 @@ def test_shards_with_the_full_prior_may_be_far_from_each_other():
     found = epvi.combine_draws(draws, epvi.ExponentialFamily(0.0, 1.0))
     assert found.status.ok
     assert abs(found.theta.mean() - np.concatenate(rows).sum() / 1005) < 0.2 / np.sqrt(1005)
+
+
+@pytest.mark.parametrize("method", [epvi.Parametric(), epvi.Consensus()], ids=repr)
+def test_a_little_skewness_at_many_shards_is_much_of_it(method):
+    """A hundred Gamma(25, 1) multiply to Gamma(2401, 100): 24.01 with sd 0.49, two of which Gaussians are off."""
+    found = epvi.combine_draws(list(np.random.default_rng(0).gamma(25.0, size=(100, 2000, 1))), method)
+    assert abs(found.theta.mean() - 24.01) > 1.5 * 0.49
+    assert not found.status.ok
+    assert "skewness of all shards moves its mean, in sds, by 1.9" in found.status.text
+    few = epvi.combine_draws(list(np.random.default_rng(0).gamma(25.0, size=(2, 2000, 1))), method)
+    assert few.status.ok
+
+
+def test_modes_along_no_axis_are_seen():
+    rng = np.random.default_rng(0)
+    draws = [rng.normal(size=(1000, 10)) + 1.2 * rng.choice([-1, 1], size=(1000, 1)) for _ in range(3)]
+    status = epvi.combine_draws(draws, epvi.Parametric()).status
+    assert not status.ok
+    assert "a principal component of shard" in status.text
+
+
+@pytest.mark.parametrize(("shards", "n", "d"), [(50, 100, 10), (200, 200, 5), (5, 50, 10), (2, 2000, 3)])
+def test_gaussian_shards_are_taken_for_gaussian(shards, n, d):
+    for seed in range(8):
+        assert departure(arrived(list(healthy(seed, shards, n, d)))) is None
+
+
+def test_many_independent_coordinates_are_taken_for_independent():
+    assert correlated(arrived(list(healthy(0, 2, 50, 200)))) == ""
+    assert "theta[3]" in correlated(arrived([x + 2 * x[:, 3:4] for x in healthy(0, 2, 100, 5)]))
+
+
+def test_limits_by_chance_are_quantiles():
+    """Against simulated Gaussian draws, within five standard errors of the share beyond."""
+    z = standardised(np.random.default_rng(0).normal(size=(100, 40_000)))
+    n, surely = np.full(1, 100.0), 2.5758
+    limits = _skewness_by_chance(n, surely), _kurtosis_by_chance(n, np.full(1, surely))
+    for value, limit in zip((np.mean(z**3, axis=0), np.mean(z**4, axis=0) - 3), limits, strict=True):
+        assert abs(np.mean(value > limit) - 0.005) < 5 * np.sqrt(0.005 / 40_000)

@@ -13,19 +13,16 @@ from typing import ClassVar
 import jax
 import numpy as np
 from jaxtyping import Float
-from scipy.special import ndtri
 
 from epvi.errors import EpviError
 from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
 from epvi.hub.draws.moments import Gaussian, fit_gaussians, inflation, inverse, times
-from epvi.hub.draws.shape import gaussian_status
+from epvi.hub.draws.shape import chance_correlation, effective, gaussian_status, memory, standardised
 from epvi.status import Status
 from epvi.structure import Full, Structure
 
 # Draws of two shards that were made with one seed move together; independent ones are far from this.
 _TOGETHER = 0.5
-# The probability with which any of independent shards' correlations is held against them.
-_CHANCE = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +83,9 @@ def _moving_together(paired: Float[np.ndarray, "M R d"], shards: Shards) -> str:
     Correlations count when they are large, and larger than chance makes any of all pairs, at the effective number of
     draws of two autoregressive series, R (1 − φ_m φ_n) / (1 + φ_m φ_n), on Fisher's scale.
     """
-    z = (paired - np.mean(paired, axis=1, keepdims=True)) / np.std(paired, axis=1, keepdims=True)
-    together = np.abs(np.einsum("mrd,nrd->dmn", z, z, optimize=True)) / paired.shape[1]
-    memory = np.einsum("md,nd->dmn", *[np.clip(np.mean(z[:, 1:] * z[:, :-1], axis=1), 0, 1)] * 2)
-    effective = paired.shape[1] * (1 - memory) / (1 + memory)
-    chance = np.tanh(ndtri(1 - _CHANCE / together.size) / np.sqrt(np.maximum(effective - 3, 1)))
+    z, count = standardised(paired), paired.shape[1]
+    together, phi = np.abs(np.einsum("mrd,nrd->dmn", z, z, optimize=True)) / count, memory(z)
+    chance = chance_correlation(effective(count, np.einsum("md,nd->dmn", phi, phi)), together.size)
     excess = (together - np.maximum(_TOGETHER, chance)) * (1 - np.eye(len(paired)))
     i, m, n = np.unravel_index(np.argmax(excess), excess.shape)
     if excess[i, m, n] <= 0:

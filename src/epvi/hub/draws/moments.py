@@ -21,7 +21,7 @@ Packed = Float[np.ndarray, "..."]
 # Correlations whose least eigenvalue is below this have no inverse to speak of.
 _SINGULAR = 1e-10
 # So many draws per dimension tell a full covariance well.
-_ENOUGH = 10
+ENOUGH = 10
 
 
 class Gaussian(NamedTuple):
@@ -85,7 +85,7 @@ def fit_gaussians(shards: Shards, structure: Structure, remedies: Remedies = Dra
 
 def fit_best(shards: Shards) -> list[Gaussian]:
     """The Gaussians with full covariances where the draws tell them, else with diagonal ones; never a refusal."""
-    if min(shards.counts) >= _ENOUGH * (shards.dim + 2):
+    if min(shards.counts) >= ENOUGH * (shards.dim + 2):
         with contextlib.suppress(EpviError):
             return fit_gaussians(shards, Full())
     return fit_gaussians(shards, Diagonal())
