@@ -19,7 +19,7 @@ from epvi.errors import EpviError
 from epvi.hub.draws.consensus import weighted_average
 from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
 from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse
-from epvi.hub.draws.shape import departure
+from epvi.hub.draws.shape import unfollowed
 from epvi.status import Status
 from epvi.structure import Full, Structure
 
@@ -28,8 +28,6 @@ _PILOT = 20_000
 _MAX_PAIRS = 20_000_000
 # Pairs that are tried at once.
 _CHUNK = 50_000
-# Above this the kernel hardly rejects, and the result is near the consensus average.
-_WIDE = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,11 +147,7 @@ def _status(found: WeierstrassDiagnostics, count: int, shards: Shards) -> Status
             f"only about {effective:.0f} draws of one shard are near any of its partner's ({told}): the shards hardly"
             " overlap; draw more, or raise acceptance.",
         )
-    far = departure(shards)
-    if h > _WIDE and far is not None:
-        return Status(
-            False,
-            f"the kernel is wide ({told}), which is right for Gaussian shards only, and {far.where} is not ({far.how}):"
-            " draw more and lower acceptance, or use Semiparametric().",
-        )
+    left = unfollowed(shards, h)
+    if left:
+        return Status(False, f"the kernel ({told}) is too wide to follow {left}, or draw more and lower acceptance.")
     return Status(True, f"accepted: {count:,} draws, {told}; exact for Gaussian shards, and for others as h falls.")
