@@ -477,7 +477,10 @@ def test_weierstrass_gives_up_on_pairs_that_never_meet(monkeypatch):
     refused(lambda: epvi.combine_draws(draws, epvi.Weierstrass(bandwidth=0.01)), "pairs of shard 0 and shard 1 only 0")
     lone = epvi.combine_draws(draws, epvi.Weierstrass()).status
     assert not lone.ok
-    assert "hardly overlap" in lone.text
+    assert "shard 1 is" in lone.text
+    many = epvi.combine_draws(list(np.random.default_rng(0).normal(size=(40, 60, 5))), epvi.Weierstrass()).status
+    assert not many.ok
+    assert "shards hardly overlap, or are many for their draws" in many.text
 
 
 def test_numpyros_scale_takes_the_jacobian_along():

@@ -9,7 +9,9 @@ from sentences import refused
 
 import epvi
 from epvi.hub.draws.arrival import arrived
+from epvi.hub.draws.layout import Layout
 from epvi.hub.draws.shape import _kurtosis_by_chance, _skewness_by_chance, correlated, departure, standardised
+from epvi.hub.draws.weierstrass import _Group
 
 
 def healthy(seed, shards=4, n=400, d=2):
@@ -170,3 +172,29 @@ def test_kernels_along_the_axes_say_when_shards_are_narrow_across_them():
     assert 1 + int(told[1]) / 100 == pytest.approx(np.mean(wide.theta.std(axis=0)) / 0.1, rel=0.15)
     diagonal = epvi.combine_draws(draws, epvi.Semiparametric(epvi.Diagonal(), stages=2, thin=4)).status
     assert re.search(r"leaves out how shard \d's theta\[0\] and theta\[1\]", diagonal.text)
+
+
+def test_weierstrass_counts_the_draws_that_its_draws_descend_from():
+    """Every round keeps the descendants of about half of what it was given, and kernels no narrower than n allows."""
+    found = epvi.combine_draws(list(healthy(0, 16, 1000, 1)), epvi.Weierstrass())
+    first, last = found.diagnostics.effective[0], found.diagnostics.effective[-1]
+    assert last < 0.4 * first
+    assert min(found.diagnostics.bandwidths) >= 1000 ** (-1 / 5)
+    assert found.status.ok
+
+
+def test_weierstrass_follows_every_line_of_descent():
+    """Two shards that met before: their places stay together."""
+    draws = healthy(0, 3, 50, 1)
+    places = np.random.default_rng(1).integers(50, size=(3, 80))
+    group, (_, _, least) = epvi.Weierstrass(bandwidth=5.0)._meet(
+        (_Group(0, draws[0][places[0]] + draws[1][places[1]], places[:2]), _Group(2, draws[2], np.arange(50)[None])),
+        Layout({"theta": (1,)}, named=False),
+        60,
+        np.random.default_rng(2),
+    )
+    pairs = {(a, b) for a, b in places[:2].T}
+    assert group.ancestors.shape == (3, 60)
+    assert all((a, b) in pairs for a, b in group.ancestors[:2].T)
+    assert least == pytest.approx(min(60**2 / np.sum(np.bincount(line) ** 2) for line in group.ancestors))
+    assert str(group) == "shards 0 to 2"
