@@ -67,6 +67,7 @@ def check_unbiased(found, most):
     standard_error = found.std(axis=0, ddof=1) / np.sqrt(REPEATS)
     assert np.all(np.abs(found.mean(axis=0)) < 5 * standard_error)
     assert np.all(standard_error < most)
+    assert np.all(np.abs(found.mean(axis=0)) < 0.2)
 
 
 @pytest.mark.parametrize(

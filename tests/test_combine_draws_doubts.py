@@ -3,6 +3,8 @@
 import re
 
 import numpy as np
+import polars
+import pyarrow
 import pytest
 import xarray
 from sentences import refused
@@ -198,3 +200,26 @@ def test_weierstrass_follows_every_line_of_descent():
     assert all((a, b) in pairs for a, b in group.ancestors[:2].T)
     assert least == pytest.approx(min(60**2 / np.sum(np.bincount(line) ** 2) for line in group.ancestors))
     assert str(group) == "shards 0 to 2"
+
+
+def test_arrow_tables_and_lazy_frames_are_draws_by_name():
+    columns = [{"a": x[:, 0], "b": x[:, 1]} for x in healthy(0)]
+    expected = epvi.combine_draws(columns, epvi.Consensus()).theta
+    for form in (pyarrow.table, polars.LazyFrame):
+        np.testing.assert_array_equal(
+            epvi.combine_draws([form(one) for one in columns], epvi.Consensus()).theta, expected
+        )
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda x: {"w": x.reshape(4, 100, 2)}, "shard 0 has 4 draws.*first axis .*chains by name"),
+        (lambda x: {"w": np.ma.masked_greater(x, 2)}, r"shard 0's w\[\d\] has \d+ NaN, infinite or masked draws"),
+        (lambda x: {1: x[:, 0], "1": x[:, 1]}, "shard 0 has two parameters of one name"),
+        (lambda x: x * [1, 1e160], r"shard 0's theta\[1\] has draws of size \de\+160.*rescale"),
+        (lambda x: x * [1e-90, 1], r"shard 0's theta\[0\] has draws of size \de-90.*rescale"),
+    ],
+)
+def test_draws_that_would_be_misread_are_refused(make, sentence):
+    refused(lambda: epvi.combine_draws([make(x) for x in healthy(0)], epvi.Parametric()), sentence)

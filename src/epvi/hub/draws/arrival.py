@@ -5,6 +5,7 @@ data frame, or ArviZ data with a posterior group; gives `Shards`, or one sentenc
 parameter.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from epvi.hub.draws.method import Shards
 _LEAST_DRAWS = 10
 # An sd below this part of the largest value is rounding.
 _CONSTANT = 1e-12
+# Fourth powers of draws have to stay in the range of float64.
+_LARGEST = 1e70
 _FORMS = "an array (n, d) or (chains, n, d), a dict of names to (n, *shape) arrays, a data frame, or ArviZ data"
 
 
@@ -38,7 +41,7 @@ def arrived(draws_per_shard: Any) -> Shards:
     seen: dict[bytes, int] = {}
     for m, draws in enumerate(theta):
         _check_values(m, draws, layout)
-        other = seen.setdefault(draws.tobytes(), m)
+        other = seen.setdefault(hashlib.blake2b(np.ascontiguousarray(draws)).digest(), m)
         if other != m:
             raise EpviError(f"shards {other} and {m} have the same draws: pass every shard once.")
     return Shards(theta, layout)
@@ -55,8 +58,11 @@ def _read(m: int, draws: Any) -> _Read:
     posterior = _posterior_of(draws)
     if posterior is not None:
         return _from_arviz(m, posterior)
+    if hasattr(draws, "collect_schema") and hasattr(draws, "collect"):
+        draws = draws.collect()
     if hasattr(draws, "columns"):
-        return _from_mapping(m, {name: draws[name] for name in draws.columns})
+        # Arrow's columns are the data, and their names are elsewhere.
+        return _from_mapping(m, {name: draws[name] for name in getattr(draws, "column_names", draws.columns)})
     if isinstance(draws, Mapping):
         return _from_mapping(m, draws)
     array = _floats(f"shard {m}", draws)
@@ -71,6 +77,8 @@ def _read(m: int, draws: Any) -> _Read:
 
 def _from_mapping(m: int, draws: Mapping) -> _Read:
     values = {str(name): _floats(f"shard {m}'s {name}", value) for name, value in draws.items()}
+    if len(values) < len(draws):
+        raise EpviError(f"shard {m} has two parameters of one name, as 1 and '1' are: rename one.")
     if not values:
         raise EpviError(f"shard {m} has no parameters: pass a dict of names to (n, *shape) arrays.")
     single = next((name for name, value in values.items() if value.ndim == 0), None)
@@ -124,6 +132,8 @@ def _floats(what: str, value: Any) -> np.ndarray:
         raise EpviError(f"{what} has whole numbers or truth values: leave discrete parameters out, or pass floats.")
     if array.dtype.kind != "f":
         raise EpviError(f"{what} cannot be read as numbers: pass {_FORMS}.")
+    if isinstance(value, np.ma.MaskedArray):
+        array = value.filled(np.nan)
     return array.astype(np.float64)
 
 
@@ -164,15 +174,24 @@ def _check_values(m: int, draws: np.ndarray, layout: Layout) -> None:
     if layout.dim == 0:
         raise EpviError(f"shard {m}'s parameters are empty: pass at least one number per draw.")
     if len(draws) < _LEAST_DRAWS:
-        raise EpviError(f"shard {m} has {len(draws)} draws: pass at least {_LEAST_DRAWS}, better hundreds.")
+        raise EpviError(
+            f"shard {m} has {len(draws)} draws: pass at least {_LEAST_DRAWS}, better hundreds, along the first axis"
+            " (for chains by name, pass ArviZ data)."
+        )
     bad = ~np.isfinite(draws)
     if np.any(bad):
         at = int(np.argmax(np.any(bad, axis=0)))
         count = int(np.count_nonzero(bad[:, at]))
         raise EpviError(
-            f"shard {m}'s {layout.labels[at]} has {count} NaN or infinite draws: see why it was so, and draw again."
+            f"shard {m}'s {layout.labels[at]} has {count} NaN, infinite or masked draws: see why it was so, and draw"
+            " again."
         )
-    still = np.std(draws, axis=0) <= _CONSTANT * np.max(np.abs(draws), axis=0)
+    largest = np.max(np.abs(draws), axis=0)
+    beyond = (largest > _LARGEST) | ((largest > 0) & (largest < 1 / _LARGEST))
+    if np.any(beyond):
+        name, size = layout.labels[int(np.argmax(beyond))], largest[int(np.argmax(beyond))]
+        raise EpviError(f"shard {m}'s {name} has draws of size {size:.0e}, whose powers leave float64: rescale it.")
+    still = np.std(draws, axis=0) <= _CONSTANT * largest
     if np.any(still):
         name = layout.labels[int(np.argmax(still))]
         raise EpviError(f"shard {m}'s {name} is the same in all draws: leave fixed parameters out, or draw again.")
