@@ -41,7 +41,7 @@ def arrived(draws_per_shard: Any) -> Shards:
     seen: dict[bytes, int] = {}
     for m, draws in enumerate(theta):
         _check_values(m, draws, layout)
-        other = seen.setdefault(hashlib.blake2b(np.ascontiguousarray(draws)).digest(), m)
+        other = seen.setdefault(hashlib.blake2b(np.ascontiguousarray(draws).data).digest(), m)
         if other != m:
             raise EpviError(f"shards {other} and {m} have the same draws: pass every shard once.")
     return Shards(theta, layout)
@@ -97,12 +97,10 @@ def _from_mapping(m: int, draws: Mapping) -> _Read:
 
 def _posterior_of(draws: Any) -> Any:
     """The posterior group of ArviZ data, or other xarray data as it is; None when it is neither."""
+    if hasattr(draws, "to_dataset") and not hasattr(draws, "data_vars"):
+        return draws.to_dataset(name=draws.name or COLUMNS)
     group = draws.get("posterior") if isinstance(draws, Mapping) else getattr(draws, "posterior", None)
-    if hasattr(group, "data_vars"):
-        return group
-    if hasattr(draws, "data_vars"):
-        return draws
-    return draws.to_dataset(name=draws.name or COLUMNS) if hasattr(draws, "to_dataset") else None
+    return next((data for data in (group, draws) if hasattr(data, "data_vars")), None)
 
 
 def _from_arviz(m: int, posterior: Any) -> _Read:
@@ -159,7 +157,7 @@ def _check_axes(m: int, name: str, here: Layout, first: Layout) -> None:
     if dims != expected:
         raise EpviError(f"shard {m}'s {name} has dimensions {dims}, shard 0's {expected}: transpose or rename them.")
     for dim in dims:
-        if not np.array_equal(here.coords.get(dim), first.coords.get(dim)):
+        if not np.array_equal(here.coords.get(dim, ()), first.coords.get(dim, ())):
             raise EpviError(
                 f"shard {m}'s {name} has other entries along {dim} than shard 0's, or in another order: reindex it to"
                 f" shard 0's {dim}."
