@@ -223,3 +223,10 @@ def test_arrow_tables_and_lazy_frames_are_draws_by_name():
 )
 def test_draws_that_would_be_misread_are_refused(make, sentence):
     refused(lambda: epvi.combine_draws([make(x) for x in healthy(0)], epvi.Parametric()), sentence)
+
+
+@pytest.mark.parametrize("count", [1, 2, 12])
+def test_few_averages_are_no_trouble(count):
+    assert epvi.combine_draws(list(healthy(0)), epvi.Consensus(), num_samples=count).status.ok
+    slow = [x + 1e6 * np.linspace(0, 1, 400)[:, None] for x in healthy(0)]
+    assert not epvi.combine_draws(slow, epvi.Consensus(epvi.Diagonal()), num_samples=count).status.ok

@@ -23,6 +23,8 @@ from epvi.structure import Full, Structure
 
 # Draws of two shards that were made with one seed move together; independent ones are far from this.
 _TOGETHER = 0.5
+# Fewer draws do not tell.
+_LEAST_TO_COMPARE = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,10 @@ def _moving_together(paired: Float[np.ndarray, "M R d"], shards: Shards) -> str:
     Correlations count when they are large, and larger than chance makes any of all pairs, at the effective number of
     draws of two autoregressive series, R (1 − φ_m φ_n) / (1 + φ_m φ_n), on Fisher's scale.
     """
-    z, count = standardised(paired), paired.shape[1]
+    count = paired.shape[1]
+    if count < _LEAST_TO_COMPARE:
+        return ""
+    z = standardised(paired)
     together, phi = np.abs(np.einsum("mrd,nrd->dmn", z, z, optimize=True)) / count, memory(z)
     chance = chance_correlation(effective(count, np.einsum("md,nd->dmn", phi, phi)), together.size)
     excess = (together - np.maximum(_TOGETHER, chance)) * (1 - np.eye(len(paired)))

@@ -87,7 +87,7 @@ def standardised(draws: Float[np.ndarray, "*M n d"]) -> Float[np.ndarray, "*M n 
 
 def memory(z: Float[np.ndarray, "*M n d"]) -> Float[np.ndarray, "*M d"]:
     """The correlation φ of each draw with the next; 0 when they are independent or antithetic."""
-    return np.clip(np.mean(z[..., 1:, :] * z[..., :-1, :], axis=-2), 0, 1)
+    return np.clip(np.mean(z[..., 1:, :] * z[..., :-1, :], axis=-2), 0, 0.9999)
 
 
 def effective(n: int, phi: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
