@@ -5,6 +5,7 @@ data frame, or ArviZ data with a posterior group; gives `Shards`, or one sentenc
 parameter.
 """
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from epvi.hub.draws.method import Shards
 _LEAST_DRAWS = 10
 # An sd below this part of the largest value is rounding.
 _CONSTANT = 1e-12
+# Fourth powers of draws have to stay in the range of float64.
+_LARGEST = 1e70
 _FORMS = "an array (n, d) or (chains, n, d), a dict of names to (n, *shape) arrays, a data frame, or ArviZ data"
 
 
@@ -38,7 +41,7 @@ def arrived(draws_per_shard: Any) -> Shards:
     seen: dict[bytes, int] = {}
     for m, draws in enumerate(theta):
         _check_values(m, draws, layout)
-        other = seen.setdefault(draws.tobytes(), m)
+        other = seen.setdefault(hashlib.blake2b(np.ascontiguousarray(draws).data).digest(), m)
         if other != m:
             raise EpviError(f"shards {other} and {m} have the same draws: pass every shard once.")
     return Shards(theta, layout)
@@ -55,8 +58,11 @@ def _read(m: int, draws: Any) -> _Read:
     posterior = _posterior_of(draws)
     if posterior is not None:
         return _from_arviz(m, posterior)
+    if hasattr(draws, "collect_schema") and hasattr(draws, "collect"):
+        draws = draws.collect()
     if hasattr(draws, "columns"):
-        return _from_mapping(m, {name: draws[name] for name in draws.columns})
+        # Arrow's columns are the data, and their names are elsewhere.
+        return _from_mapping(m, {name: draws[name] for name in getattr(draws, "column_names", draws.columns)})
     if isinstance(draws, Mapping):
         return _from_mapping(m, draws)
     array = _floats(f"shard {m}", draws)
@@ -71,6 +77,8 @@ def _read(m: int, draws: Any) -> _Read:
 
 def _from_mapping(m: int, draws: Mapping) -> _Read:
     values = {str(name): _floats(f"shard {m}'s {name}", value) for name, value in draws.items()}
+    if len(values) < len(draws):
+        raise EpviError(f"shard {m} has two parameters of one name, as 1 and '1' are: rename one.")
     if not values:
         raise EpviError(f"shard {m} has no parameters: pass a dict of names to (n, *shape) arrays.")
     single = next((name for name, value in values.items() if value.ndim == 0), None)
@@ -88,18 +96,21 @@ def _from_mapping(m: int, draws: Mapping) -> _Read:
 
 
 def _posterior_of(draws: Any) -> Any:
-    """The posterior group of ArviZ data, or the group itself; None when it is neither."""
-    if hasattr(draws, "data_vars") and {"chain", "draw"} <= set(getattr(draws, "dims", ())):
-        return draws
+    """The posterior group of ArviZ data, or other xarray data as it is; None when it is neither."""
+    if hasattr(draws, "to_dataset") and not hasattr(draws, "data_vars"):
+        return draws.to_dataset(name=draws.name or COLUMNS)
     group = draws.get("posterior") if isinstance(draws, Mapping) else getattr(draws, "posterior", None)
-    return group if hasattr(group, "data_vars") else None
+    return next((data for data in (group, draws) if hasattr(data, "data_vars")), None)
 
 
 def _from_arviz(m: int, posterior: Any) -> _Read:
     values, dims, coords = {}, {}, {}
     for name, variable in posterior.data_vars.items():
         if not {"chain", "draw"} <= set(variable.dims):
-            raise EpviError(f"shard {m}'s {name} has no dimensions chain and draw: drop it from the posterior group.")
+            raise EpviError(
+                f"shard {m}'s {name} has no dimensions chain and draw: drop it from the posterior group, or pass the"
+                " draws before their chains were stacked."
+            )
         stacked = variable.transpose("chain", "draw", ...)
         array = _floats(f"shard {m}'s {name}", stacked.values)
         values[str(name)] = array.reshape(-1, *array.shape[2:])
@@ -119,6 +130,8 @@ def _floats(what: str, value: Any) -> np.ndarray:
         raise EpviError(f"{what} has whole numbers or truth values: leave discrete parameters out, or pass floats.")
     if array.dtype.kind != "f":
         raise EpviError(f"{what} cannot be read as numbers: pass {_FORMS}.")
+    if isinstance(value, np.ma.MaskedArray):
+        array = value.filled(np.nan)
     return array.astype(np.float64)
 
 
@@ -135,6 +148,20 @@ def _check_alike(m: int, shard: _Read, first: _Read) -> None:
             raise EpviError(
                 f"shard {m}'s {name} has shape {here} per draw, shard 0's {shape}: all shards need the same parameters."
             )
+        _check_axes(m, name, shard.layout, first.layout)
+
+
+def _check_axes(m: int, name: str, here: Layout, first: Layout) -> None:
+    """Refuse axes in another order, or with other entries along them: they would be multiplied by position."""
+    dims, expected = here.dims.get(name, []), first.dims.get(name, [])
+    if dims != expected:
+        raise EpviError(f"shard {m}'s {name} has dimensions {dims}, shard 0's {expected}: transpose or rename them.")
+    for dim in dims:
+        if not np.array_equal(here.coords.get(dim, ()), first.coords.get(dim, ())):
+            raise EpviError(
+                f"shard {m}'s {name} has other entries along {dim} than shard 0's, or in another order: reindex it to"
+                f" shard 0's {dim}."
+            )
 
 
 def _kind(shard: _Read) -> str:
@@ -145,15 +172,24 @@ def _check_values(m: int, draws: np.ndarray, layout: Layout) -> None:
     if layout.dim == 0:
         raise EpviError(f"shard {m}'s parameters are empty: pass at least one number per draw.")
     if len(draws) < _LEAST_DRAWS:
-        raise EpviError(f"shard {m} has {len(draws)} draws: pass at least {_LEAST_DRAWS}, better hundreds.")
+        raise EpviError(
+            f"shard {m} has {len(draws)} draws: pass at least {_LEAST_DRAWS}, better hundreds, along the first axis"
+            " (for chains by name, pass ArviZ data)."
+        )
     bad = ~np.isfinite(draws)
     if np.any(bad):
         at = int(np.argmax(np.any(bad, axis=0)))
         count = int(np.count_nonzero(bad[:, at]))
         raise EpviError(
-            f"shard {m}'s {layout.labels[at]} has {count} NaN or infinite draws: see why it was so, and draw again."
+            f"shard {m}'s {layout.labels[at]} has {count} NaN, infinite or masked draws: see why it was so, and draw"
+            " again."
         )
-    still = np.std(draws, axis=0) <= _CONSTANT * np.max(np.abs(draws), axis=0)
+    largest = np.max(np.abs(draws), axis=0)
+    beyond = (largest > _LARGEST) | ((largest > 0) & (largest < 1 / _LARGEST))
+    if np.any(beyond):
+        name, size = layout.labels[int(np.argmax(beyond))], largest[int(np.argmax(beyond))]
+        raise EpviError(f"shard {m}'s {name} has draws of size {size:.0e}, whose powers leave float64: rescale it.")
+    still = np.std(draws, axis=0) <= _CONSTANT * largest
     if np.any(still):
         name = layout.labels[int(np.argmax(still))]
         raise EpviError(f"shard {m}'s {name} is the same in all draws: leave fixed parameters out, or draw again.")

@@ -11,11 +11,10 @@ from epvi.errors import EpviError
 from epvi.hub.draws.arrival import arrived
 from epvi.hub.draws.halves import split_error
 from epvi.hub.draws.method import Combination, DrawsMethod, Shards
-from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse, product
+from epvi.hub.draws.moments import Gaussian, fit_best, inverse, product
 from epvi.hub.draws.result import CombinedDraws
 from epvi.seeds import Seed, as_key
 from epvi.status import Status
-from epvi.structure import Diagonal, Full
 from epvi.validation import at_least
 
 _METHODS = (
@@ -52,7 +51,7 @@ def combine_draws(
         raise EpviError("the combined draws left the range of float64: rescale the parameters.")
     status = made.status
     if status.ok:
-        status = _apart(shards) or _by_halves(made, method, shards, key)
+        status = (None if method.full_prior else _apart(shards)) or _by_halves(made, method, shards, key)
     return CombinedDraws(made.theta, status, made.diagnostics, method, len(shards.theta), shards.layout)
 
 
@@ -62,7 +61,7 @@ def _by_halves(made: Combination, method: DrawsMethod, shards: Shards, key: jax.
     found = split_error(method, shards, made.theta, key)
     if found is None:
         return Status(False, f"{made.status.text[:-1]}, but too few draws to compare their halves: draw more.")
-    return found.judge(made.status)
+    return found.judge(made.status, method.remedies)
 
 
 def _single(shards: Shards, method: DrawsMethod, count: int | None) -> CombinedDraws:
@@ -78,8 +77,7 @@ def _single(shards: Shards, method: DrawsMethod, count: int | None) -> CombinedD
 
 def _apart(shards: Shards) -> Status | None:
     """A warning when a shard is far from the product of the others, all taken as Gaussians."""
-    enough = min(shards.counts) >= 10 * (shards.dim + 2)
-    gaussians = fit_gaussians(shards, Full() if enough else Diagonal())
+    gaussians = fit_best(shards)
     worst, far = 0.0, 0
     for m, one in enumerate(gaussians):
         rest = product(gaussians[:m] + gaussians[m + 1 :])

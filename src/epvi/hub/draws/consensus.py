@@ -8,19 +8,23 @@ and width roughly, and the average of skewed or multimodal shards is neither ske
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
 from epvi.errors import EpviError
-from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance
-from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse, times
-from epvi.hub.draws.shape import gaussian_status
+from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
+from epvi.hub.draws.moments import Gaussian, fit_gaussians, inflation, inverse, times
+from epvi.hub.draws.shape import chance_correlation, effective, gaussian_status, memory, standardised
+from epvi.status import Status
 from epvi.structure import Full, Structure
 
 # Draws of two shards that were made with one seed move together; independent ones are far from this.
 _TOGETHER = 0.5
+# Fewer draws do not tell.
+_LEAST_TO_COMPARE = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Consensus(DrawsMethod):
     2016). Of shards with more draws evenly spaced ones are taken.
     """
 
+    remedies: ClassVar[Remedies] = Remedies(few="")
     covariance: Structure = dataclasses.field(default_factory=Full)
 
     def __post_init__(self) -> None:
@@ -46,9 +51,19 @@ class Consensus(DrawsMethod):
                 " gives at most as many as the smallest shard has."
             )
         paired = np.stack([draws[evenly_spaced(len(draws), count)] for draws in shards.theta])
-        _check_apart(paired, shards)
         theta = weighted_average(fit_gaussians(shards, self.covariance), paired)
-        return Combination(theta, gaussian_status("averaged", count, shards, self.covariance), None)
+        return Combination(theta, self._status(paired, shards), None)
+
+    def _status(self, paired: Float[np.ndarray, "M R d"], shards: Shards) -> Status:
+        together = _moving_together(paired, shards)
+        if together:
+            remedy = "give every shard its own seed, or permute its draws"
+            return Status(
+                False, f"draws of {together}, as with one seed for both, and give too wide averages: {remedy}."
+            )
+        made = f"averaged: {paired.shape[1]:,} draws"
+        inflated = inflation(min(shards.counts), shards.dim, self.covariance)
+        return gaussian_status(made, shards, self.covariance, inflated, self.remedies)
 
 
 def evenly_spaced(n: int, count: int) -> np.ndarray:
@@ -64,17 +79,20 @@ def weighted_average(gaussians: Sequence[Gaussian], theta: Float[np.ndarray, "M 
     return centre + times(weighted, inverse(total))
 
 
-def _check_apart(paired: Float[np.ndarray, "M R d"], shards: Shards) -> None:
-    """Refuse draws that move together from shard to shard: their average would be as wide as one shard."""
-    if paired.shape[1] < 30:
-        return
-    z = (paired - np.mean(paired, axis=1, keepdims=True)) / np.std(paired, axis=1, keepdims=True)
-    together = np.abs(np.einsum("mrd,nrd->dmn", z, z, optimize=True)) / paired.shape[1]
-    together *= 1 - np.eye(len(paired))
-    i, m, n = np.unravel_index(np.argmax(together), together.shape)
-    if together[i, m, n] > _TOGETHER:
-        raise EpviError(
-            f"draws of shards {m} and {n} move together (correlation {together[i, m, n]:.2f} in"
-            f" {shards.layout.labels[i]}), as with one seed for both: give every shard its own seed, or permute its"
-            " draws."
-        )
+def _moving_together(paired: Float[np.ndarray, "M R d"], shards: Shards) -> str:
+    """Which two shards' draws move together, in words, and so average to what is as wide as one; empty when none do.
+
+    Correlations count when they are large, and larger than chance makes any of all pairs, at the effective number of
+    draws of two autoregressive series, R (1 − φ_m φ_n) / (1 + φ_m φ_n), on Fisher's scale.
+    """
+    count = paired.shape[1]
+    if count < _LEAST_TO_COMPARE:
+        return ""
+    z = standardised(paired)
+    together, phi = np.abs(np.einsum("mrd,nrd->dmn", z, z, optimize=True)) / count, memory(z)
+    chance = chance_correlation(effective(count, np.einsum("md,nd->dmn", phi, phi)), together.size)
+    excess = (together - np.maximum(_TOGETHER, chance)) * (1 - np.eye(len(paired)))
+    i, m, n = np.unravel_index(np.argmax(excess), excess.shape)
+    if excess[i, m, n] <= 0:
+        return ""
+    return f"shards {m} and {n} move together (correlation {together[i, m, n]:.2f} in {shards.layout.labels[i]})"

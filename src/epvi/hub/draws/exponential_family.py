@@ -8,15 +8,15 @@ The Λ_m are estimates, so the difference need not be positive-definite; then th
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
 
 from epvi.errors import EpviError
 from epvi.hub.draws.layout import Layout, numbers
-from epvi.hub.draws.method import Combination, DrawsMethod, Shards, generator
-from epvi.hub.draws.moments import Gaussian, fit_gaussians
+from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, generator
+from epvi.hub.draws.moments import Gaussian, fit_gaussians, inflation
 from epvi.hub.draws.shape import gaussian_status
 from epvi.status import Status
 from epvi.structure import Full
@@ -34,6 +34,10 @@ class ExponentialFamily(DrawsMethod):
     (2013); Campbell & How, Approximate Decentralized Bayesian Inference (2014). `diagnostics` is the Gaussian.
     """
 
+    remedies: ClassVar[Remedies] = Remedies(
+        shape="draw with the prior to the power 1/M and use Semiparametric()", dimensions="", few=""
+    )
+    full_prior: ClassVar[bool] = True
     prior_mean: Any
     prior_covariance: Any
 
@@ -41,8 +45,10 @@ class ExponentialFamily(DrawsMethod):
         """Independent draws of the Gaussian that is the quotient."""
         count = min(shards.counts) if num_samples is None else num_samples
         prior = self._prior(shards.layout)
-        quotient = _divide(fit_gaussians(shards, Full()), prior, shards)
-        status = gaussian_status("drawn", count, shards, Full())
+        fitted = fit_gaussians(shards, Full(), self.remedies)
+        gaussians = [_unbiased(one, n) for one, n in zip(fitted, shards.counts, strict=True)]
+        quotient = _divide(gaussians, prior, shards)
+        status = gaussian_status(f"drawn: {count:,} draws", shards, Full(), 1.0, self.remedies)
         if status.ok and quotient.certainty < _STANDARD_ERRORS:
             status = Status(
                 False,
@@ -78,6 +84,11 @@ class _Quotient(NamedTuple):
     gaussian: Gaussian
     where: str
     certainty: float
+
+
+def _unbiased(fitted: Gaussian, n: int) -> Gaussian:
+    """With the precision that is expected: what is too much in Σ_m Λ_m stays when M − 1 priors are taken from it."""
+    return fitted._replace(precision=fitted.precision / inflation(n, len(fitted.mean), Full()))
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:

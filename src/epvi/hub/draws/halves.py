@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.errors import EpviError
-from epvi.hub.draws.method import DrawsMethod, Shards
+from epvi.hub.draws.method import DrawsMethod, Remedies, Shards
 from epvi.status import Status
 
 # Means off by more of an sd, and sds off by a larger share, are not those of the posterior.
@@ -27,11 +27,11 @@ class SplitError(NamedTuple):
     means: float
     sds: float
 
-    def judge(self, status: Status) -> Status:
+    def judge(self, status: Status, remedies: Remedies) -> Status:
         """A good status with what was found, or another one."""
         told = f"means are off by about {self.means:.2f} sds and sds by {self.sds:.0%}"
         if self.means > _MEANS or self.sds > _SDS:
-            remedy = "draw more at every shard, or use a method that assumes more, such as Parametric()"
+            remedy = f"draw more at every shard{remedies.few}"
             return Status(False, f"by what two halves of the draws give, {told}: {remedy}.")
         return Status(True, f"{status.text} By their halves, {told} for want of draws.")
 

@@ -17,6 +17,7 @@ from epvi.hub.draws.consensus import evenly_spaced
 from epvi.hub.draws.meeting import Kept, Kernels, Meeting, check_memory
 from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
 from epvi.hub.draws.moments import Gaussian, fit_gaussians
+from epvi.hub.draws.shape import unfollowed
 from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.status import Status
 from epvi.structure import Structure
@@ -67,8 +68,8 @@ class KernelMethod(DrawsMethod):
         """The estimate of the density of a shard with these draws, to which this Gaussian was fitted."""
 
     @abc.abstractmethod
-    def fault(self, h: float) -> str:
-        """What is wrong with chains that mixed at bandwidth h, and what to do; empty when nothing is."""
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
+        """What kernels of h sds do wrong even to Gaussian shards, and what to do; empty when nothing."""
 
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
         """What the chains kept at the last bandwidth, chain after chain."""
@@ -91,7 +92,10 @@ class KernelMethod(DrawsMethod):
         _, kept = meeting(h).run(theta, per_chain, self._steps(h))
         flat = centre + kept.theta.reshape(-1, shards.dim)
         diagnostics = _diagnose(kept, h, self._steps(h))
-        return Combination(flat[evenly_spaced(len(flat), count)], self._status(diagnostics, count), diagnostics)
+        status = _mixed(diagnostics, count)
+        fault = (self.fault(shards, gaussians, h) or self._smoothed(shards, h)) if status.ok else ""
+        status = Status(False, fault) if fault else status
+        return Combination(flat[evenly_spaced(len(flat), count)], status, diagnostics)
 
     def _steps(self, h: float) -> int:
         return math.ceil(h**-2) if self.thin is None else self.thin
@@ -101,18 +105,23 @@ class KernelMethod(DrawsMethod):
         shares = np.linspace(0, 1, self.stages) if self.stages > 1 else np.ones(1)
         return [self.bandwidth * float(n) ** float(-share / (4 + d)) for share in shares]
 
-    def _status(self, found: KernelDiagnostics, count: int) -> Status:
-        r_hat, ess = max(found.r_hat_theta, found.r_hat_log_density), min(found.ess_theta, found.ess_log_density)
-        if not r_hat < 1.1:
-            remedy = "raise thin or bandwidth, or use Parametric() or Weierstrass()"
-            return Status(False, f"the chains over draws disagree (split R-hat {r_hat:.2f}): {remedy}.")
-        if ess < min(100, count / 2):
-            return Status(False, f"only {ess:,.0f} effective draws of the chains: raise thin or num_samples.")
-        fault = self.fault(found.bandwidth)
-        if fault:
-            return Status(False, fault)
-        mixed = f"split R-hat {r_hat:.3f}, {ess:,.0f} effective"
-        return Status(True, f"mixed: {count:,} draws with kernels of {found.bandwidth:.2f} sds ({mixed}).")
+    def _smoothed(self, shards: Shards, h: float) -> str:
+        left = unfollowed(shards, h)
+        if not left:
+            return ""
+        return f"kernels of {h:.2f} sds are too wide to follow {left}, draw more, or lower bandwidth while chains mix."
+
+
+def _mixed(found: KernelDiagnostics, count: int) -> Status:
+    """Whether the chains are one sample of their target."""
+    r_hat, ess = max(found.r_hat_theta, found.r_hat_log_density), min(found.ess_theta, found.ess_log_density)
+    if not r_hat < 1.1:
+        remedy = "raise thin or bandwidth, or use Parametric() or Weierstrass()"
+        return Status(False, f"the chains over draws disagree (split R-hat {r_hat:.2f}): {remedy}.")
+    if ess < min(100, count / 2):
+        return Status(False, f"only {ess:,.0f} effective draws of the chains: raise thin or num_samples.")
+    mixed = f"split R-hat {r_hat:.3f}, {ess:,.0f} effective"
+    return Status(True, f"mixed: {count:,} draws with kernels of {found.bandwidth:.2f} sds ({mixed}).")
 
 
 def _diagnose(kept: Kept, h: float, thin: int) -> KernelDiagnostics:

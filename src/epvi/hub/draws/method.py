@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
@@ -40,9 +40,23 @@ class Combination(NamedTuple):
     diagnostics: Any
 
 
+class Remedies(NamedTuple):
+    """What a way advises besides more draws: for other shapes than Gaussians, many dimensions, and few draws."""
+
+    shape: str = "use Semiparametric() or Weierstrass()"
+    dimensions: str = ", or choose a diagonal covariance"
+    few: str = ", or use a method that assumes more, such as Parametric()"
+
+
 @dataclasses.dataclass(frozen=True)
 class DrawsMethod(abc.ABC):
-    """A way to combine draws: a small object that holds its settings."""
+    """A way to combine draws: a small object that holds its settings.
+
+    `full_prior` says that every shard's draws count the whole prior, so that their product is not the posterior.
+    """
+
+    remedies: ClassVar[Remedies] = Remedies()
+    full_prior: ClassVar[bool] = False
 
     @abc.abstractmethod
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:

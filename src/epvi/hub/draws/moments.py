@@ -5,6 +5,7 @@ inverse of a full sample covariance is too large by a factor of about (n − 1) 
 that is.
 """
 
+import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,13 +13,15 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.errors import EpviError
-from epvi.hub.draws.method import Shards
+from epvi.hub.draws.method import DrawsMethod, Remedies, Shards
 from epvi.mixture import GaussianMixture
 from epvi.structure import Diagonal, Full, Structure
 
 Packed = Float[np.ndarray, "..."]
 # Correlations whose least eigenvalue is below this have no inverse to speak of.
 _SINGULAR = 1e-10
+# So many draws per dimension tell a full covariance well.
+ENOUGH = 10
 
 
 class Gaussian(NamedTuple):
@@ -72,18 +75,25 @@ def product(gaussians: Sequence[Gaussian]) -> Gaussian:
     return Gaussian(centre + times(eta, inverse(precision))[0], precision)
 
 
-def fit_gaussians(shards: Shards, structure: Structure) -> list[Gaussian]:
+def fit_gaussians(shards: Shards, structure: Structure, remedies: Remedies = DrawsMethod.remedies) -> list[Gaussian]:
     """The Gaussian of every shard's sample moments, or a refusal when they do not make a density."""
     if isinstance(structure, Full):
-        for m, draws in enumerate(shards.theta):
-            _check_covariance(m, draws, shards)
+        for m in range(len(shards.theta)):
+            _check_covariance(m, shards, remedies)
     return [Gaussian(np.mean(x, axis=0), inverse(_covariance_of(x, structure))) for x in shards.theta]
 
 
-def inflation(shards: Shards, structure: Structure) -> float:
-    """The factor by which fitted precisions come out too large, in the smallest shard."""
-    fewest = min(shards.counts)
-    return (fewest - 1) / (fewest - shards.dim - 2) if isinstance(structure, Full) else 1.0
+def fit_best(shards: Shards) -> list[Gaussian]:
+    """The Gaussians with full covariances where the draws tell them, else with diagonal ones; never a refusal."""
+    if min(shards.counts) >= ENOUGH * (shards.dim + 2):
+        with contextlib.suppress(EpviError):
+            return fit_gaussians(shards, Full())
+    return fit_gaussians(shards, Diagonal())
+
+
+def inflation(n: int, d: int, structure: Structure) -> float:
+    """The factor by which precisions come out too large that were fitted to n draws."""
+    return (n - 1) / (n - d - 2) if isinstance(structure, Full) else 1.0
 
 
 def _covariance_of(draws: Float[np.ndarray, "n d"], structure: Structure) -> Packed:
@@ -93,13 +103,14 @@ def _covariance_of(draws: Float[np.ndarray, "n d"], structure: Structure) -> Pac
     return variances if isinstance(structure, Diagonal) else np.mean(variances, keepdims=True)
 
 
-def _check_covariance(m: int, draws: Float[np.ndarray, "n d"], shards: Shards) -> None:
+def _check_covariance(m: int, shards: Shards, remedies: Remedies) -> None:
+    draws = shards.theta[m]
     n, d = draws.shape
     least = 2 * (d + 2)
     if n < least:
         raise EpviError(
-            f"shard {m} has {n:,} draws for a full covariance of {d} numbers: draw at least {least:,}, or choose a"
-            " diagonal covariance."
+            f"shard {m} has {n:,} draws for a full covariance of {d} numbers: draw at least"
+            f" {least:,}{remedies.dimensions}."
         )
     if d == 1:
         return
@@ -108,5 +119,5 @@ def _check_covariance(m: int, draws: Float[np.ndarray, "n d"], shards: Shards) -
         one, other = (shards.layout.labels[i] for i in np.argsort(-np.abs(vectors[:, 0]))[:2])
         raise EpviError(
             f"shard {m}'s covariance is singular: {one} follows from {other} (and maybe others); leave quantities out"
-            " that are computed from others, or choose a diagonal covariance."
+            f" that are computed from others{remedies.dimensions}."
         )

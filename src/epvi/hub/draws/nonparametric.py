@@ -2,7 +2,9 @@
 
     q_m(θ) = (1/n) Σ_t N(θ | θ_mt, h² Σ_m),   Σ_m the diagonal of the shard's covariance, or all of it
 
-Asymptotically exact: for n → ∞, h → 0. At finite h, smoothing widens every shard's covariance by h² Σ_m.
+Asymptotically exact: for n → ∞, h → 0. At finite h, smoothing widens every shard's covariance by h² Σ_m: sds of the
+product by √(1 + h²) when all shards are Gaussians of one covariance, and by much more when a diagonal Σ_m is put to
+shards that are narrow across the axes.
 """
 
 import dataclasses
@@ -11,8 +13,9 @@ import numpy as np
 
 from epvi.hub.draws.kernel import KernelMethod
 from epvi.hub.draws.meeting import Kernels
-from epvi.hub.draws.moments import Gaussian
-from epvi.structure import Diagonal, Structure
+from epvi.hub.draws.method import Shards
+from epvi.hub.draws.moments import Gaussian, fit_best, inverse
+from epvi.structure import Diagonal, Full, Structure
 
 # Sds that are wider than this are not those of the posterior.
 _WIDENING = 0.1
@@ -33,12 +36,36 @@ class Nonparametric(KernelMethod):
         """Equal Gaussians at the draws."""
         return Kernels(draws, np.full(len(draws), -np.log(len(draws))), gaussian.root / h)
 
-    def fault(self, h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
         """By how much the kernels widen what they estimate, where that is too much."""
-        widening = np.sqrt(1 + h**2) - 1
+        best = gaussians if isinstance(self.covariance, Full) else fit_best(shards)
+        widening = _widening(best, gaussians, h)
         if widening <= _WIDENING:
             return ""
         return (
             f"kernels of {h:.2f} sds make sds about {widening:.0%} too wide: use Semiparametric(), or draw more, or"
             " lower bandwidth as far as the chains mix."
         )
+
+
+def _widening(shards: list[Gaussian], kernels: list[Gaussian], h: float) -> float:
+    """The share by which the sd of the product grows most when h² times their kernels' covariances widen all shards."""
+    narrow = np.sum([one.precision for one in shards], axis=0)
+    wide = np.sum(
+        [inverse(one.covariance + h**2 * _like(one, kernel)) for one, kernel in zip(shards, kernels, strict=True)],
+        axis=0,
+    )
+    variances = [_diagonal(inverse(precision)) for precision in (wide, narrow)]
+    return float(np.sqrt(np.max(variances[0] / variances[1]))) - 1
+
+
+def _like(one: Gaussian, kernel: Gaussian) -> np.ndarray:
+    """The kernel's covariance, packed as that of the shard is."""
+    covariance = kernel.covariance
+    if covariance.ndim == one.precision.ndim:
+        return covariance
+    return np.diag(np.broadcast_to(covariance, len(one.mean)))
+
+
+def _diagonal(packed: np.ndarray) -> np.ndarray:
+    return np.diag(packed) if packed.ndim == 2 else packed

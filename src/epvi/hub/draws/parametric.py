@@ -1,11 +1,12 @@
 """The parametric product (Neiswanger, Wang & Xing 2013): a Gaussian is fitted to each shard; they are multiplied."""
 
 import dataclasses
+from typing import ClassVar
 
 import jax
 
-from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator
-from epvi.hub.draws.moments import fit_gaussians, product
+from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, check_covariance, generator
+from epvi.hub.draws.moments import fit_gaussians, inflation, product
 from epvi.hub.draws.shape import gaussian_status
 from epvi.structure import Full, Structure
 
@@ -18,6 +19,7 @@ class Parametric(DrawsMethod):
     Bernstein-von Mises theorem, near exact when every shard has many rows. `diagnostics` is the Gaussian.
     """
 
+    remedies: ClassVar[Remedies] = Remedies(few="")
     covariance: Structure = dataclasses.field(default_factory=Full)
 
     def __post_init__(self) -> None:
@@ -28,4 +30,6 @@ class Parametric(DrawsMethod):
         count = min(shards.counts) if num_samples is None else num_samples
         gaussian = product(fit_gaussians(shards, self.covariance))
         theta = gaussian.sample(count, generator(key))
-        return Combination(theta, gaussian_status("drawn", count, shards, self.covariance), gaussian.as_mixture())
+        inflated = inflation(min(shards.counts), shards.dim, self.covariance)
+        status = gaussian_status(f"drawn: {count:,} draws", shards, self.covariance, inflated, self.remedies)
+        return Combination(theta, status, gaussian.as_mixture())

@@ -13,7 +13,9 @@ import numpy as np
 
 from epvi.hub.draws.kernel import KernelMethod
 from epvi.hub.draws.meeting import Kernels
+from epvi.hub.draws.method import Shards
 from epvi.hub.draws.moments import Gaussian
+from epvi.hub.draws.shape import correlated, neglected
 from epvi.structure import Full, Structure
 
 
@@ -34,6 +36,7 @@ class Semiparametric(KernelMethod):
         means = (1 - s) * draws + s * gaussian.mean
         return Kernels(means, log_weights - np.logaddexp.reduce(log_weights), gaussian.root / np.sqrt(s))
 
-    def fault(self, h: float) -> str:
-        """Nothing that the bandwidth alone could tell."""
-        return ""
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
+        """Correlations that the Gaussians leave to the kernels."""
+        pair = "" if isinstance(self.covariance, Full) else correlated(shards)
+        return neglected(self.covariance, pair) if pair else ""

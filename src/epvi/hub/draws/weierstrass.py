@@ -10,38 +10,53 @@ independent of δ. What was accepted meets the next pair's, so M shards take ⌈
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from epvi.errors import EpviError
 from epvi.hub.draws.consensus import weighted_average
+from epvi.hub.draws.layout import Layout
 from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
 from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse
-from epvi.hub.draws.shape import departure
+from epvi.hub.draws.shape import unfollowed
 from epvi.status import Status
 from epvi.structure import Full, Structure
 
 # Pairs that the bandwidth is found with, and pairs that are tried in vain before giving up.
 _PILOT = 20_000
 _MAX_PAIRS = 20_000_000
-# Pairs that are tried at once.
-_CHUNK = 50_000
-# Above this the kernel hardly rejects, and the result is near the consensus average.
-_WIDE = 1.0
+# Means of fewer draws are off by more than 0.3 sds.
+_LEAST_EFFECTIVE = 11
+# Pairs that are tried at once, and numbers that they may have.
+_PAIRS = 50_000
+_NUMBERS = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class WeierstrassDiagnostics:
     """Per pair, in the order in which they met: the bandwidth, the share accepted, and how many draws were of use.
 
-    `effective` is the smaller of the two shards' effective numbers of distinct draws among the accepted.
+    `effective` is the smallest effective number of distinct draws, of any shard, that the accepted descend from.
     """
 
     bandwidths: tuple[float, ...]
     acceptance: tuple[float, ...]
     effective: tuple[float, ...]
+
+
+class _Group(NamedTuple):
+    """Draws of the product of some shards from the `first` on, and which draw of each shard every one descends from."""
+
+    first: int
+    theta: Float[np.ndarray, "n d"]
+    ancestors: Int[np.ndarray, "shards n"]
+
+    def __str__(self) -> str:
+        last = self.first + len(self.ancestors) - 1
+        return f"shard {last}" if last == self.first else f"shards {self.first} to {last}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +65,8 @@ class Weierstrass(DrawsMethod):
 
     Wang & Dunson, Parallelizing MCMC via Weierstrass Sampler (2013, arXiv 1312.4605). `bandwidth` h is in sds of the
     difference of a pair; without it, each pair of shards has the h with which a share `acceptance` of random pairs is
-    accepted. Exact as h → 0 with ever more draws, and for Gaussian shards with any h.
+    accepted, or n^(-1/(4+d)) when that is more. Exact as h → 0 with ever more draws, and for Gaussian shards with any
+    h.
     """
 
     covariance: Structure = dataclasses.field(default_factory=Full)
@@ -69,43 +85,46 @@ class Weierstrass(DrawsMethod):
         # Later rounds stand on what earlier ones kept.
         kept = max(count, min(shards.counts))
         rng = generator(key)
-        round_of, met = list(shards.theta), []
-        spans = [(m, m) for m in range(len(round_of))]
+        round_of = [_Group(m, theta, np.arange(len(theta))[None]) for m, theta in enumerate(shards.theta)]
+        met = []
         while len(round_of) > 1:
             last = len(round_of) == 2
             for i in range(len(round_of) // 2):
-                pair = Shards((round_of[i], round_of.pop(i + 1)), shards.layout)
-                name = f"{_shards(spans[i])} and {_shards(spans[i + 1])}"
-                spans[i] = (spans[i][0], spans.pop(i + 1)[1])
-                round_of[i], found = self._meet(pair, name, count if last else kept, rng)
+                pair = (round_of[i], round_of.pop(i + 1))
+                round_of[i], found = self._meet(pair, shards.layout, count if last else kept, rng)
                 met.append(found)
         diagnostics = WeierstrassDiagnostics(*zip(*met, strict=True))
-        return Combination(round_of[0], _status(diagnostics, count, shards), diagnostics)
+        return Combination(round_of[0].theta, _status(diagnostics, count, shards), diagnostics)
 
     def _meet(
-        self, pair: Shards, name: str, count: int, rng: np.random.Generator
-    ) -> tuple[np.ndarray, tuple[float, float, float]]:
+        self, groups: tuple[_Group, _Group], layout: Layout, count: int, rng: np.random.Generator
+    ) -> tuple[_Group, tuple[float, float, float]]:
         """`count` averages of accepted pairs, with h, the share accepted, and the effective number of draws."""
+        pair = Shards(tuple(group.theta for group in groups), layout)
         gaussians = fit_gaussians(pair, self.covariance)
         spread = Gaussian(np.zeros(pair.dim), inverse(gaussians[0].covariance + gaussians[1].covariance))
         h = self.bandwidth or self._fitting(pair, spread, rng)
-        places, tried = _accepted(pair, spread, h, (name, count), rng)
+        places, tried = _accepted(pair, spread, h, (f"{groups[0]} and {groups[1]}", count), rng)
         met = np.stack([draws[at] for draws, at in zip(pair.theta, places, strict=True)])
-        return weighted_average(gaussians, met), (h, count / tried, min(_effective(at) for at in places))
+        ancestors = np.concatenate([group.ancestors[:, at] for group, at in zip(groups, places, strict=True)])
+        group = _Group(groups[0].first, weighted_average(gaussians, met), ancestors)
+        return group, (h, count / tried, min(_effective(line) for line in ancestors))
 
     def _fitting(self, pair: Shards, spread: Gaussian, rng: np.random.Generator) -> float:
-        """The h with which the wanted share of random pairs is accepted."""
-        squares = _distances(spread, pair, [rng.integers(len(draws), size=_PILOT) for draws in pair.theta])
+        """The h with which the wanted share of random pairs is accepted; not less than n draws can follow."""
+        pilot = min(_PILOT, _at_once(pair.dim))
+        squares = _distances(spread, pair, [rng.integers(len(draws), size=pilot) for draws in pair.theta])
         low, high = -20.0, 20.0
         for _ in range(60):
             middle = (low + high) / 2
             too_few = np.mean(np.exp(-0.5 * squares * np.exp(-2 * middle))) < self.acceptance
             low, high = (middle, high) if too_few else (low, middle)
-        return float(np.exp(high))
+        return max(float(np.exp(high)), min(pair.counts) ** (-1 / (4 + pair.dim)))
 
 
-def _shards(span: tuple[int, int]) -> str:
-    return f"shard {span[0]}" if span[0] == span[1] else f"shards {span[0]} to {span[1]}"
+def _at_once(d: int) -> int:
+    """How many pairs are tried at once."""
+    return max(1, min(_PAIRS, _NUMBERS // d))
 
 
 def _distances(spread: Gaussian, pair: Shards, places: list[np.ndarray]) -> Float[np.ndarray, " n"]:
@@ -118,17 +137,17 @@ def _accepted(
 ) -> tuple[np.ndarray, int]:
     """Places (2, count) of accepted pairs in the two shards' draws, and how many pairs were tried for them."""
     name, count = wanted
-    kept, tried = [], 0
+    kept, tried, size = [], 0, _at_once(pair.dim)
     while sum(places.shape[1] for places in kept) < count:
         if tried >= _MAX_PAIRS:
             raise EpviError(
                 f"of {tried:,} pairs of {name} only {sum(p.shape[1] for p in kept):,} were accepted at bandwidth"
                 f" {h:.3g}: raise bandwidth, leave it out, or use Semiparametric()."
             )
-        places = [rng.integers(len(draws), size=_CHUNK) for draws in pair.theta]
-        near = -2 * np.log(rng.uniform(size=_CHUNK)) * h**2 > _distances(spread, pair, places)
+        places = [rng.integers(len(draws), size=size) for draws in pair.theta]
+        near = -2 * np.log(rng.uniform(size=size)) * h**2 > _distances(spread, pair, places)
         kept.append(np.stack(places)[:, near])
-        tried += _CHUNK
+        tried += size
     found = np.concatenate(kept, axis=1)
     # `tried` counts those up to the last one that was needed, in expectation.
     return found[:, :count], max(count, round(tried * count / found.shape[1]))
@@ -143,17 +162,13 @@ def _effective(places: np.ndarray) -> float:
 def _status(found: WeierstrassDiagnostics, count: int, shards: Shards) -> Status:
     h, accepted, effective = max(found.bandwidths), min(found.acceptance), min(found.effective)
     told = f"bandwidth up to {h:.2f} sds, {accepted:.1%} of pairs accepted at least"
-    if effective < min(50, count / 2):
+    if effective < min(_LEAST_EFFECTIVE, count / 2):
         return Status(
             False,
-            f"only about {effective:.0f} draws of one shard are near any of its partner's ({told}): the shards hardly"
-            " overlap; draw more, or raise acceptance.",
+            f"what was accepted descends from only about {effective:.0f} draws of one shard ({told}): shards hardly"
+            " overlap, or are many for their draws; draw more, or raise acceptance.",
         )
-    far = departure(shards)
-    if h > _WIDE and far is not None:
-        return Status(
-            False,
-            f"the kernel is wide ({told}), which is right for Gaussian shards only, and {far.where} is not ({far.how}):"
-            " draw more and lower acceptance, or use Semiparametric().",
-        )
+    left = unfollowed(shards, h)
+    if left:
+        return Status(False, f"the kernel ({told}) is too wide to follow {left}, or draw more and lower acceptance.")
     return Status(True, f"accepted: {count:,} draws, {told}; exact for Gaussian shards, and for others as h falls.")
