@@ -16,6 +16,7 @@ from susy import Rows
 
 import epvi
 from epvi import pool
+from epvi.handover import Part
 from epvi.models import logistic
 from epvi.run import _as_bytes
 from epvi.site import shard as site_shard
@@ -23,7 +24,7 @@ from epvi.site.assembly import Table
 from epvi.site.density import Subposterior, block_size
 from epvi.site.expansion import Around
 from epvi.site.rows import as_columns
-from epvi.site.shard import Part, Plan, provenance
+from epvi.site.shard import Plan, provenance
 from epvi.site.split import split_evenly
 from epvi.store import write_rows
 from epvi.worker import Job, run_shard

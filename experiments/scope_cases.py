@@ -196,7 +196,7 @@ def exact_mixture(rows: dict[str, np.ndarray], centres: list[float], seed: int) 
     # Precisions as if the parts were known: wide draws cover what is lost by not knowing them.
     place = {"df": 10, "loc": mu, "scale": 1.3 / np.sqrt(precision)}
     draws = np.asarray(stats.t.rvs(**place, size=(4000, len(mu)), random_state=seed))
-    log_joint = np.array([np.sum(special.logsumexp(-0.5 * (y[:, None] - m) ** 2, axis=1)) for m in draws])
+    log_joint = np.array([np.sum(np.asarray(special.logsumexp(-0.5 * (y[:, None] - m) ** 2, axis=1))) for m in draws])
     log_joint -= np.sum(draws**2, axis=1) / (2 * SPREAD**2)
     weights = special.softmax(log_joint - np.sum(stats.t.logpdf(draws, **place), axis=1))
     mean = weights @ draws

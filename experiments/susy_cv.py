@@ -53,7 +53,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 def by_peer(fitted: Rows, held_out: Rows) -> np.ndarray:
     """P(y = 1) by scikit-learn with its defaults, which has an intercept of its own."""
-    from sklearn.linear_model import LogisticRegression
+    from sklearn.linear_model import LogisticRegression  # pyright: ignore[reportMissingImports]
 
     found = LogisticRegression(max_iter=1000).fit(fitted["x"][:, 1:], fitted["y"])
     return found.predict_proba(held_out["x"][:, 1:])[:, 1]

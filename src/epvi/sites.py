@@ -21,11 +21,11 @@ import numpy as np
 from epvi import pool
 from epvi.draws import Draws
 from epvi.errors import EpviError
-from epvi.handover import ShardFit
+from epvi.handover import Part, ShardFit
 from epvi.progress import ShardProgress
 from epvi.scores import Scores
 from epvi.site.rows import Columns
-from epvi.site.shard import Part, Plan
+from epvi.site.shard import Plan
 from epvi.site.split import Split
 from epvi.store import MappedRows, reported, write_rows
 from epvi.worker import HeldRows, Job, answer_shard, forget, run_shard

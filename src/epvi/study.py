@@ -17,14 +17,14 @@ from typing import Any
 from epvi.columnstats import Stats
 from epvi.draws import Draws
 from epvi.errors import EpviError
-from epvi.handover import ShardFit
+from epvi.handover import Part, ShardFit
 from epvi.references import model_named
 from epvi.scores import Scores
 from epvi.site.answer import score
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.recipe import Rows, check_arguments, read_rows
-from epvi.site.shard import Part, as_share, fit_table, parse_shard
+from epvi.site.shard import as_share, fit_table, parse_shard
 from epvi.site.standin import stand_in
 from epvi.site.stats import column_stats
 from epvi.structure import Diagonal, Full, Spherical, Structure

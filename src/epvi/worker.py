@@ -14,13 +14,13 @@ import numpy as np
 
 from epvi.draws import Draws
 from epvi.errors import EpviError
-from epvi.handover import ShardFit
+from epvi.handover import Part, ShardFit
 from epvi.scores import Scores
 from epvi.site.answer import Asking, answer_columns
 from epvi.site.memory import Memory
 from epvi.site.model import Model
 from epvi.site.rows import Columns
-from epvi.site.shard import Part, Plan, fit_columns
+from epvi.site.shard import Plan, fit_columns
 from epvi.store import MappedRows
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 from epvi.errors import EpviError
 from epvi.files import load
-from epvi.handover import Provenance, ShardFit, describe_provenance
+from epvi.handover import Part, Provenance, ShardFit, describe_provenance
 from epvi.site.fingerprint import hash_rows
 from epvi.site.rows import Columns
-from epvi.site.shard import Part, Plan
+from epvi.site.shard import Plan
 
 # How near two machines' values of one model are, of rows in float32.
 _SAME = 1e-5

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from epvi.errors import EpviError
-from epvi.handover import ShardFit
+from epvi.handover import Part, ShardFit
 from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed, as_key
 from epvi.site.density import Subposterior
@@ -24,7 +24,7 @@ from epvi.site.inference import LocalFit
 from epvi.site.nvi import NVI
 from epvi.site.recipe import read_rows
 from epvi.site.rows import generator
-from epvi.site.shard import Part, Plan, as_model, as_share, parse_shard, provenance
+from epvi.site.shard import Plan, as_model, as_share, parse_shard, provenance
 from epvi.structure import Full
 
 # The sd of log prior − log Gaussian, in nats: at the Gaussian's draws, and at draws twice as wide.
