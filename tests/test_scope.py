@@ -109,6 +109,7 @@ def test_breaks_of_the_stick_by_quantiles_have_the_prior_of_the_dirichlet():
     np.testing.assert_allclose(np.cov(p.T), (4 * np.eye(4) - 1) / 80, atol=0.001)
 
 
+@pytest.mark.slow
 def test_a_function_by_a_basis_is_the_gaussian_process_of_all_rows():
     rows, at = cases.simulate_smooth(300, seed=0), np.linspace(-1, 1, 21)
     exact, evidence = cases.exact_smooth(rows, 0.25, at)
