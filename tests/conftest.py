@@ -1,7 +1,10 @@
 """Strict from the start: shapes are checked, ranks and dtypes are not promoted, and x64 is off, as a user has it."""
 
+import ctypes
+import gc
 import os
 import tempfile
+from pathlib import Path
 
 from jaxtyping import install_import_hook
 
@@ -10,11 +13,52 @@ install_import_hook("epvi", "beartype.beartype")
 os.environ.setdefault("EPVI_CACHE", os.path.join(tempfile.gettempdir(), f"epvi-tests-{os.getuid()}"))
 
 import jax  # noqa: E402
+import jaxlib  # noqa: E402
 import jaxtyping  # noqa: E402
 import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# XLA's emitters for fused loops, and its splitting of a program for several threads, are most of the time that small
+# programs take to compile.
+_QUICK_FLAGS = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--quick-compile", action="store_true", help="compile in a third of the time, for slower programs")
+
+
+def pytest_configure(config):
+    """Before anything is compiled, in this process and, by the environment, in those that it starts."""
+    if config.getoption("--quick-compile"):
+        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+        jax.config.update("jax_disable_most_optimizations", True)
+        # XLA ends the process at a flag that it does not know, and its flags come and go.
+        known = b"".join(path.read_bytes() for path in Path(jaxlib.__file__).parent.glob("libjax_common*"))
+        flags = [f"--{name}={value}" for name, value in _QUICK_FLAGS.items() if name.encode() in known]
+        os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
+    # What one test file has compiled, the next takes from here. A folder for each process, because JAX may read what
+    # another has not finished writing, and would warn.
+    name = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    config._compiled = tempfile.TemporaryDirectory(prefix=f"epvi-tests-{name}-")
+    jax.config.update("jax_compilation_cache_dir", config._compiled.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_unconfigure(config):
+    config._compiled.cleanup()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _let_go():
+    """A process keeps all that it compiles, which would be gigabytes at the end."""
+    yield
+    jax.clear_caches()
+    gc.collect()
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 @pytest.fixture
