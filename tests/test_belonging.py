@@ -73,7 +73,7 @@ def test_the_hash_of_rows_is_that_of_their_values():
     made = hash_rows(FIRST, "key")
     assert len(made) == 36
     assert hash_rows(SECOND, "key")[:4] == made[:4] != hash_rows(FIRST, "another")[:4]
-    order = RNG.permutation(40)
+    order = np.random.default_rng(1).permutation(40)
     assert hash_rows({name: FIRST[name][order] for name in reversed(FIRST)}, "key") == made
     assert hash_rows({"x": FIRST["x"].astype(np.float64), "y": FIRST["y"].astype(np.int8)}, "key") == made
     assert hash_rows(FIRST | {"y": FIRST["y"].astype(bool)}, "key") == made
@@ -112,24 +112,27 @@ def test_other_rows_have_another_hash(name):
 
 def test_labels_swapped_between_rows_of_a_plan_of_few_values_never_collide():
     x = np.array(np.meshgrid([0, 1], [0, 1], [0, 1], [0, 1])).reshape(4, -1).T.repeat(4, axis=0)
-    labels = [RNG.permutation(np.arange(64) % 2) for _ in range(2000)]
+    rng = np.random.default_rng(1)
+    labels = [rng.permutation(np.arange(64) % 2) for _ in range(2000)]
     counts = {tuple(np.add.reduceat(y, np.arange(0, 64, 4))) for y in labels}
     assert len({hash_rows({"x": x, "y": y}, "") for y in labels}) == len(counts)
 
 
 def tables():
     """Rows of all kinds of shapes, in more than one block, with values that all of these types can hold."""
+    rng = np.random.default_rng(1)
     for n, tail in ((1, ()), (300, (1,)), (40_000, (7,)), (7_000, (2, 3, 3)), (700, (1000,)), (9, (0,))):
-        yield {"x": RNG.integers(0, 2, (n, *tail)), "y": RNG.integers(0, 2, n)}
+        yield {"x": rng.integers(0, 2, (n, *tail)), "y": rng.integers(0, 2, n)}
 
 
 def test_the_hash_of_rows_does_not_depend_on_types_order_or_memory(tmp_path):
+    rng = np.random.default_rng(2)
     for rows in tables():
         made = hash_rows(rows, "key")
         for kind in (bool, np.int8, np.uint64, np.float16, np.float32, np.float64, np.longdouble):
             assert hash_rows(rows | {"x": rows["x"].astype(kind)}, "key") == made
         assert hash_rows(rows | {"x": np.asfortranarray(rows["x"])}, "key") == made
-        order = RNG.permutation(len(rows["y"]))
+        order = rng.permutation(len(rows["y"]))
         assert hash_rows({name: column[order] for name, column in rows.items()}, "key") == made
         np.save(tmp_path / "x.npy", rows["x"].astype(np.float32))
         if rows["x"].size:
@@ -137,10 +140,11 @@ def test_the_hash_of_rows_does_not_depend_on_types_order_or_memory(tmp_path):
 
 
 def test_any_value_changed_in_any_place_changes_the_hash():
+    rng = np.random.default_rng(2)
     for rows in tables():
-        x = RNG.normal(size=rows["x"].shape)
+        x = rng.normal(size=rows["x"].shape)
         made = {hash_rows(rows | {"x": x}, "key")}
-        places = RNG.choice(x.size, min(x.size, 12), replace=False)
+        places = rng.choice(x.size, min(x.size, 12), replace=False)
         for place in places:
             moved = x.copy()
             moved.flat[place] = np.nextafter(moved.flat[place], 9)
@@ -157,7 +161,7 @@ def test_every_float64_has_a_hash_of_its_own():
 
 
 def test_rows_with_and_without_values_that_float32_rounds_are_one_table_in_any_order():
-    x = np.where(RNG.random((500, 3)) < 0.2, 1 / 3, np.arange(3.0))
+    x = np.where(np.random.default_rng(1).random((500, 3)) < 0.2, 1 / 3, np.arange(3.0))
     made = hash_rows({"x": x}, "key")
     assert hash_rows({"x": x[np.argsort(x[:, 0])]}, "key") == made
     assert hash_rows({"x": x.astype(np.float32)}, "key") != made

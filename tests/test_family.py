@@ -8,12 +8,11 @@ from epvi import Diagonal, Full, GaussianMixture
 from epvi.hub.family import joined, one_per_mode, stray_modes
 from epvi.hub.normals import base_draws, draw, log_density, uniform_points
 
-RNG = np.random.default_rng(0)
-
 
 def clouds(d, centres, weights, each=20, spread=0.3):
     """Components scattered around centres, with unit covariances."""
-    means = np.concatenate([c + spread * RNG.standard_normal((each, d)) for c in centres])
+    rng = np.random.default_rng(0)
+    means = np.concatenate([c + spread * rng.standard_normal((each, d)) for c in centres])
     parts = np.repeat(np.asarray(weights) / each, each)
     return GaussianMixture.from_covariances(means, np.broadcast_to(np.eye(d), (len(means), d, d)), parts)
 
@@ -49,7 +48,8 @@ def test_a_mode_that_shards_have_and_the_posterior_lacks_is_found_where_they_hav
     there = np.zeros(d)
     there[0] = 6.0
     # Shards are √m times as wide as the posterior, and off by as much.
-    shards = [shard([RNG.normal(0, 1, d), there + RNG.normal(0, 1, d)], 1.0) for _ in range(m)]
+    rng = np.random.default_rng(0)
+    shards = [shard([rng.normal(0, 1, d), there + rng.normal(0, 1, d)], 1.0) for _ in range(m)]
     own = GaussianMixture.from_covariances(np.zeros((1, d)), np.full((1, d, d), 0) + np.eye(d) / m)
     stray = stray_modes(shards, own)
     assert stray is not None
@@ -61,7 +61,7 @@ def test_a_mode_that_shards_have_and_the_posterior_lacks_is_found_where_they_hav
 
 def test_shards_of_one_mode_have_no_stray_ones():
     d, m = 5, 10
-    means = RNG.normal(0, 1, (m, 2, d))
+    means = np.random.default_rng(0).normal(0, 1, (m, 2, d))
     own = GaussianMixture.from_covariances(np.zeros((1, d)), (np.eye(d) / m)[None])
     assert stray_modes([shard(two, 1.0) for two in means], own) is None
 

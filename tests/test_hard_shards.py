@@ -84,7 +84,7 @@ def test_a_constant_column_is_named_where_nothing_bounds_it_and_accepted_where_t
 
 
 def test_fewer_rows_than_coefficients_under_a_flat_prior():
-    rows = {"x": RNG.normal(size=(3, 5)), "y": np.array([0, 1, 1])}
+    rows = {"x": np.random.default_rng(1).normal(size=(3, 5)), "y": np.array([0, 1, 1])}
     fit = epvi.fit_shard(FLAT, rows, "1/1")
     assert not fit.status.ok
     assert "flat direction" in fit.status.text
@@ -157,7 +157,8 @@ def test_labels_outside_the_support_are_counted(labels):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_columns_in_different_units_are_no_flat_direction(dtype):
     units = np.array([1e4 if dtype == np.float32 else 1e7, 1.0])
-    rows = {"x": (X * units).astype(dtype), "y": (X.sum(axis=1) + 0.1 * RNG.normal(size=60)).astype(dtype)}
+    y = X.sum(axis=1) + 0.1 * np.random.default_rng(1).normal(size=60)
+    rows = {"x": (X * units).astype(dtype), "y": y.astype(dtype)}
 
     def model(x, y=None):
         w = numpyro.sample("w", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
@@ -181,7 +182,8 @@ def test_a_density_without_a_mode_is_refused():
         with numpyro.plate("rows", x.shape[0]):
             numpyro.sample("y", dist.Normal(a[x], 0.5), obs=y)
 
-    fit = epvi.fit_shard(varying, {"x": np.zeros(60, int), "y": 0.5 * RNG.normal(size=60)}, "1/5")
+    y = 0.5 * np.random.default_rng(1).normal(size=60)
+    fit = epvi.fit_shard(varying, {"x": np.zeros(60, int), "y": y}, "1/5")
     assert not fit.status.ok
     assert "no climb reached a mode" in fit.status.text or "flat direction" in fit.status.text
 
@@ -195,7 +197,7 @@ def test_a_mixture_model_with_far_apart_scales_is_found():
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Normal(mu, sigma), obs=y)
 
-    y = 1e4 + 1e-3 * RNG.normal(size=200)
+    y = 1e4 + 1e-3 * np.random.default_rng(1).normal(size=200)
     fit = epvi.fit_shard(model, {"y": y}, "1/1")
     assert fit.status.ok, fit.status
     assert float(fit.mixture.mean()[0]) == pytest.approx(y.mean(), abs=1e-6)
