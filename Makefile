@@ -4,16 +4,30 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 READY := .venv/ready-$(VERSION)
 RUN := .venv/bin
 
-.PHONY: demo test test-all check format bench bench-tall bench-accuracy reproduce reproduce-full clean
+.PHONY: demo test test-engines test-docs test-all test-loop check format bench bench-tall bench-accuracy reproduce reproduce-full clean
 
 demo: $(READY)
 	$(RUN)/python examples/demo.py
 
+# Two processes, each with a test file at a time.
+PYTEST := $(RUN)/pytest -n 2 --dist loadfile
+
+# Most of the time would be compiling; test-all has the programs that users have.
 test: $(READY)
-	$(RUN)/pytest -n 2 --dist loadfile -m "not slow"
+	$(PYTEST) --quick-compile -m "not slow and not engines and not docs"
+
+test-engines: $(READY)
+	$(PYTEST) -m engines
+
+test-docs: $(READY)
+	$(PYTEST) -m docs
 
 test-all: $(READY)
-	$(RUN)/pytest -n 2 --dist loadfile
+	$(PYTEST)
+
+# From a fresh clone with empty caches, again and again, with something else on one core in some of the runs.
+test-loop:
+	$(PYTHON) tests/loop.py --python $(PYTHON)
 
 check: $(READY)
 	$(RUN)/ruff check

@@ -1,5 +1,6 @@
 """Prose that runs: the README's code, the demo, and what `import epvi` leaves alone."""
 
+import ast
 import dataclasses
 import io
 import re
@@ -34,13 +35,28 @@ def run_block(path):
     return block, subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.parametrize(
+    "path", sorted(path.relative_to(ROOT) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))), ids=str
+)
+def test_code_in_prose_can_be_read_and_names_what_epvi_has(path):
+    """Without running it, which takes the time; `make test-docs` does."""
+    for block in code_blocks(path):
+        used = {
+            node.attr
+            for node in ast.walk(ast.parse(block))
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "epvi"
+        }
+        assert not [name for name in used if not hasattr(epvi, name)]
+
+
+@pytest.mark.docs
 def test_the_readmes_code_runs():
     _, printed = run_block("README.md")
     assert len(re.findall(r"^(alpha|w\[\d\]) +-?\d", printed, flags=re.MULTILINE)) == 9
     assert re.match(r"Trust( with corrected weights)?: weights of [\d,]+ effective draws", printed)
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_the_products_page_prints_what_it_says():
     block, printed = run_block("docs/products.md")
     assert abs(effective(printed) / effective(block) - 1) < 0.2
@@ -57,7 +73,7 @@ def public_methods():
     return [one for one in public if isinstance(one, type) and issubclass(one, DrawsMethod)]
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_the_draws_page_combines_what_nuts_drew():
     _, printed = run_block("docs/draws.md")
     status, *lines = printed.splitlines()
@@ -69,12 +85,13 @@ def test_the_draws_page_combines_what_nuts_drew():
         np.testing.assert_allclose(sd, all_rows_sd, rtol=0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_the_scope_pages_code_weighs_two_models():
     _, printed = run_block("docs/scope.md")
     assert 0 < float(re.search(r"is used\) = ([\d.]+)", printed)[1]) < 1
 
 
+@pytest.mark.docs
 def test_the_writer_of_the_handover_page_writes_what_epvi_reads(tmp_path):
     writer, reader = code_blocks("docs/handover.md")
     assert set(re.findall(r"^import (\w+)", writer, flags=re.MULTILINE)) == {"hashlib", "json", "struct"}
@@ -94,6 +111,7 @@ def test_the_handover_page_names_every_entry_and_every_support():
     assert not missing
 
 
+@pytest.mark.docs
 def test_two_files_of_one_site_tell_a_row_as_the_guide_warns():
     _, printed = run_block("docs/multi-site.md")
     told, true = (re.findall(r"-?\d+\.?\d*", line) for line in printed.splitlines())
