@@ -102,7 +102,14 @@ def skewed():
     return study_of(COUNTS, count_rows(), 3)
 
 
-@pytest.mark.parametrize(("num", "covariance"), [(1, Full()), (1, Diagonal()), (8, Diagonal()), (32, Full())])
+@pytest.mark.parametrize(
+    ("num", "covariance"),
+    [
+        (1, Full()),
+        (8, Diagonal()),
+        *(pytest.param(*c, marks=pytest.mark.slow) for c in ((1, Diagonal()), (32, Full()))),
+    ],
+)
 def test_the_log_evidence_is_the_exact_one(num, covariance):
     rows = line_rows()
     certificate = study_of(LINE, rows, num, covariance).certificate()
@@ -365,7 +372,7 @@ def first_and_last(study, ask):
     return made
 
 
-@pytest.mark.parametrize("start", ["far", "narrow"])
+@pytest.mark.parametrize("start", ["far", pytest.param("narrow", marks=pytest.mark.slow)])
 def test_refinement_goes_up(skewed, start):
     d = skewed.posterior.space.dim
     mean = skewed.posterior.mixture.mean() + (2.0 if start == "far" else 0.0)

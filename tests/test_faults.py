@@ -272,7 +272,7 @@ class TwoModes(NamedTuple):
         return dataclasses.replace(self.good, product=dataclasses.replace(self.good.product, mixture=cut))
 
 
-@pytest.fixture(scope="module", params=[(2, 3), (10, 8)], ids=["d = 2", "d = 10"])
+@pytest.fixture(scope="module", params=[(2, 3), pytest.param((10, 8), marks=pytest.mark.slow)], ids=["d = 2", "d = 10"])
 def two_modes(request):
     d, num_shards = request.param
     rng = np.random.default_rng(3)

@@ -1,5 +1,6 @@
 """The whole job: workers, executors, progress, failures; in real processes."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -41,24 +42,31 @@ def same(a, b):
     [(3, (1, 2)), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, (1, 2, 4)), (5, (1, 2, 8))))],
 )
 def test_any_number_of_workers_gives_the_same_bits(num_shards, numbers):
-    one, *others = (epvi.fit(logistic, ROWS, num_shards, inference=QUICK, executor=n, seed=3) for n in numbers)
+    settings = {"inference": QUICK, "certify": False}
+    one, *others = (epvi.fit(LOGISTIC, ROWS, num_shards, executor=n, seed=3, **settings) for n in numbers)
     assert all(same(one, more) for more in others)
-    other = epvi.fit(logistic, ROWS, num_shards, inference=QUICK, executor=numbers[-1], seed=4)
+    other = epvi.fit(LOGISTIC, ROWS, num_shards, executor=numbers[-1], seed=4, **settings)
     assert not same(one, other)
 
 
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_other_executors_agree_to_ten_digits(num_workers):
+@contextlib.contextmanager
+def dask(num_workers):
     distributed = pytest.importorskip("distributed")
-    ours = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=2)
-    with ThreadPoolExecutor(2) as threads:
-        threaded = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=threads)
     cluster = distributed.LocalCluster(n_workers=num_workers, threads_per_worker=1, dashboard_address=None)
     with cluster, distributed.Client(cluster) as client:
-        dasked = epvi.fit(logistic, ROWS, 4, inference=QUICK, executor=client.get_executor())
-    for theirs in (threaded, dasked):
-        np.testing.assert_allclose(theirs.mixture.mean(), ours.mixture.mean(), rtol=1e-10)
-        np.testing.assert_allclose(theirs.mixture.covariance(), ours.mixture.covariance(), rtol=1e-9, atol=1e-14)
+        yield client.get_executor()
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"),
+    [(ThreadPoolExecutor, 2), *(pytest.param(dask, number, marks=pytest.mark.engines) for number in (1, 2))],
+)
+def test_other_executors_agree_to_ten_digits(kind, number):
+    ours = epvi.fit(LOGISTIC, ROWS, 3, inference=QUICK, executor=2)
+    with kind(number) as executor:
+        theirs = epvi.fit(LOGISTIC, ROWS, 3, inference=QUICK, executor=executor)
+    np.testing.assert_allclose(theirs.mixture.mean(), ours.mixture.mean(), rtol=1e-10)
+    np.testing.assert_allclose(theirs.mixture.covariance(), ours.mixture.covariance(), rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("attempt", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
@@ -111,12 +119,12 @@ def test_six_shards_agree_with_the_fit_of_all_rows():
     train, held_out = (
         {name: column[part] for name, column in rows.items()} for part in (slice(3000), slice(3000, None))
     )
-    six, one = (epvi.fit(logistic, train, m) for m in (6, 1))
+    six, one = (epvi.fit(LOGISTIC, train, m, certify=False) for m in (6, 1))
     # In posterior standard deviations, of the coefficients (a share of the prior says little of α).
     away = (six.mixture.mean() - one.mixture.mean()) / one.mixture.sd()
     assert np.max(np.abs(away[1:])) < 0.5
     np.testing.assert_allclose((six.mixture.sd() / one.mixture.sd())[1:], 1.0, atol=0.15)
-    gap = epvi.log_predictive(logistic, six, held_out) - epvi.log_predictive(logistic, one, held_out)
+    gap = epvi.log_predictive(LOGISTIC, six, held_out) - epvi.log_predictive(LOGISTIC, one, held_out)
     assert abs(gap) < 0.001
 
 
@@ -223,7 +231,8 @@ def model(x, y=None):
 rng = np.random.default_rng(0)
 x = rng.normal(size=(200, 2))
 rows = {"x": x, "y": x @ np.ones(2) + rng.normal(size=200)}
-posterior = epvi.fit(model, rows, shards=4, inference=epvi.NVI(1, num_starts=2, num_draws=8), progress=True)
+quick = epvi.NVI(1, num_starts=2, num_draws=8)
+posterior = epvi.fit(model, rows, shards=4, inference=quick, certify=False, progress=True)
 truth = np.linalg.inv(x.T @ x + np.eye(2) / scale**2)
 assert np.allclose(posterior.mixture.covariance(), truth, rtol=1e-6)
 print("fitted", posterior.summary()["w[0]"]["mean"])
@@ -330,7 +339,7 @@ def test_bad_settings_are_refused(settings, said, untyped):
 
 def test_shards_of_one_table_may_hold_the_same_values():
     rows = {"x": np.ones((8, 1)), "y": np.tile([0.0, 1.0], 4)}
-    posterior = epvi.fit(logistic, rows, 4, shuffle=False, executor=1, inference=epvi.NVI(1, num_starts=4))
+    posterior = epvi.fit(logistic, rows, 4, shuffle=False, executor=1, inference=QUICK, certify=False)
     assert len({fit.made_of.rows for fit in posterior.fits}) == 1
     assert posterior.num_rows == 8
     with pytest.raises(epvi.EpviError, match="were fitted to the same rows"):

@@ -90,7 +90,7 @@ def test_without_merging_it_finds_the_papers_optimum():
 
 
 def test_without_merging_weights_are_equal_and_the_bound_never_falls():
-    fit = fit_one(skewed, 3, epvi.NVI(4, epvi.Diagonal(), merge=False, tolerance=1e-7, max_sweeps=100))
+    fit = fit_one(skewed, 3, epvi.NVI(4, epvi.Diagonal(), merge=False, tolerance=1e-7, max_sweeps=30))
     np.testing.assert_allclose(fit.mixture.weights, 0.25)
     # The first sweeps may leave the collapsed saddle; from then on the bound rises or stands.
     assert np.all(np.diff(fit.history[3:]) > -1e-6)
@@ -121,7 +121,7 @@ def test_one_component_is_the_laplace_approximation(structure):
 
 def test_the_monte_carlo_bound_is_below_the_evidence_by_the_divergence():
     fit = fit_one(skewed, 3, epvi.NVI(1, epvi.Full(), num_draws=4000))
-    axis = np.linspace(-9, 9, 121)
+    axis = np.linspace(-9, 9, 61)
     grid = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
     logits = grid @ X.T
     f = np.sum(Y * logits - np.logaddexp(0.0, logits), axis=1) - 0.25 * np.sum(grid**2, axis=1)
@@ -231,7 +231,7 @@ def test_both_modes_of_a_mixture_model_are_kept_with_the_right_mass():
     "structure", [pytest.param(epvi.Spherical(), marks=pytest.mark.slow), epvi.Diagonal()], ids=str
 )
 def test_many_parameters_are_fitted_by_first_derivatives(structure):
-    d = 900
+    d = 450  # two points of so many parameters are too many for second derivatives
     rng = np.random.default_rng(0)
     scale = rng.uniform(0.5, 2.0, size=d)
     at = rng.normal(size=d)

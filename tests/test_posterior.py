@@ -132,7 +132,7 @@ def test_exchangeable_sources_are_aligned_whatever_order_a_shard_found_them_in()
     rows, _ = simulate_tlsa(400, 3, places=places, num_sources=2, seed=5)
     model = epvi.Model(tlsa, places=places, num_sources=2, exchangeable=EXCHANGEABLE)
     parts = np.array_split(np.arange(400), 3)
-    inference = epvi.NVI(2, num_starts=8)
+    inference = epvi.NVI(1, num_starts=4)
     fits = [
         epvi.fit_shard(model, {k: v[p] for k, v in rows.items()}, f"{m}/3", inference=inference)
         for m, p in enumerate(parts, start=1)

@@ -71,7 +71,7 @@ def test_an_expansion_of_the_diagonal_alone_is_right_too():
     assert np.all(np.abs(near.value - sub.value(theta, 50)) < 6 * near.error + 1e-6)
 
 
-@pytest.mark.parametrize("kind", ["logistic", "poisson"])
+@pytest.mark.parametrize("kind", ["logistic", pytest.param("poisson", marks=pytest.mark.slow)])
 def test_a_tall_shard_is_passed_over_at_most_three_times(kind, monkeypatch):
     """And its fit is that of a shard on which nothing is spared."""
     rows, model = tall_rows(kind), {"logistic": logistic, "poisson": poisson}[kind]
@@ -248,7 +248,7 @@ def test_a_rare_column_that_separates_labels_is_flat_on_a_tall_shard_too():
     assert "do not bound w[24]" in fit.status.text
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_rare_columns_have_the_curvature_at_their_mode(seed):
     """Where few rows tell of a coefficient, Newton's method has a way to go when all others are at their mode."""
     rows = with_rare_columns(seed, [12, 5, 2], 12)
@@ -263,7 +263,7 @@ def test_rare_columns_have_the_curvature_at_their_mode(seed):
     np.testing.assert_allclose(fit.mixture.sd(), sds, rtol=0.01)
 
 
-@pytest.mark.parametrize("seed", [3, 6])
+@pytest.mark.parametrize("seed", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_the_heavier_of_two_modes_is_found_though_a_part_of_the_rows_prefers_the_other(seed):
     """Half of N(t, 1) and half of N(−t, 1.04): rows of t = 2 tell it from t = −2 by some twenty or thirty nats."""
     rng, pdf = np.random.default_rng(seed), jax.scipy.stats.norm.logpdf

@@ -20,7 +20,10 @@ from epvi.workfolder import remove_dead
 
 SHARDS = 3
 QUICK = epvi.NVI(1, num_starts=2, num_draws=8)
-COMMAND = ("fit", "model.py:linear", "--rows", "rows.npz", "--shards", SHARDS, "--components", "1", "--workers", "1")
+COMMAND = (
+    *("fit", "model.py:linear", "--rows", "rows.npz", "--shards", SHARDS, "--components", "1"),
+    *("--workers", "1", "--no-certify"),
+)
 RUN = (*COMMAND, "-o", "posterior.epvi", "--work", "run")
 
 # Writes whole files, but stays in the middle of the given one.
