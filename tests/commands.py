@@ -49,7 +49,7 @@ def command(*arguments):
 
 def environment(**more):
     """This process's environment, with these sources first."""
-    return {**os.environ, "PYTHONPATH": SOURCES, **more}
+    return {**os.environ, "PYTHONPATH": SOURCES} | more
 
 
 def started(*arguments, folder, **options):
@@ -64,3 +64,17 @@ def ended(process, code=0, timeout=300):
     assert process.returncode == code, f"{out}\n{err}"
     assert "Traceback" not in err, err
     return out, err
+
+
+def in_a_process(code, *options, timeout=300, **more):
+    """Run a program of its own, with these tests and this epvi in reach; gives what it printed."""
+    done = subprocess.run(
+        [sys.executable, *options, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env=environment(PYTHONPATH=os.pathsep.join((SOURCES, str(Path(__file__).parent))), **more),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout

@@ -15,7 +15,7 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
-from epvi import pool, worker
+from epvi import worker
 from epvi.models import logistic, simulate_logistic
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
@@ -176,27 +176,6 @@ def test_a_shard_that_ends_badly_names_itself_and_keeps_the_others():
     with pytest.raises(epvi.ShardError, match="shard 1 of 4 did not end well: flat direction") as error:
         epvi.fit(flat, rows, 4, shuffle=False, inference=QUICK, certify=False)
     assert [fit.shard for fit in error.value.fits] == [2, 3, 4]
-
-
-def deadly(x, y=None):
-    # Only epvi's own workers have this in their environment.
-    if os.environ.get("NPROC") == "1":
-        os._exit(1)
-    logistic(x, y)
-
-
-def test_a_worker_that_dies_is_said_and_the_next_call_works():
-    with pytest.raises(epvi.ShardError, match="a worker process died while it fitted shard"):
-        epvi.fit(deadly, ROWS, 2, inference=QUICK, certify=False)
-    assert epvi.fit(logistic, ROWS, 2, inference=QUICK, certify=False).product.status.ok
-
-
-def test_a_worker_killed_while_it_idles_is_replaced():
-    before = epvi.fit(logistic, ROWS, 2, inference=QUICK, certify=False, executor=1)
-    for process in list(pool.workers(1)._processes):
-        os.kill(process, signal.SIGKILL)
-    time.sleep(2)  # until the pool has noticed
-    assert same(before, epvi.fit(logistic, ROWS, 2, inference=QUICK, certify=False, executor=1))
 
 
 def unpicklable():

@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from epvi.forked import refuse_after_fork
+
 AnyArray = jax.Array | np.ndarray
 # What a caller may pass where an array is meant.
 ArrayLike = AnyArray | np.generic | Sequence[Any] | float | int
@@ -50,6 +52,7 @@ def in_float64(function: Callable[P, T]) -> Callable[P, T]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         if is_traced((args, kwargs)):
             return function(*args, **kwargs)
+        refuse_after_fork()
         with jax.enable_x64(True):
             return to_numpy(compiled(*args, **kwargs))
 

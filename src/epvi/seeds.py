@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.errors import EpviError
+from epvi.forked import refuse_after_fork
 
 Seed = int | np.integer | jax.Array | np.ndarray
 
 
 def as_key(seed: Any) -> jax.Array:
     """The typed JAX key for an int, a typed key, or an old-style `PRNGKey` array."""
+    refuse_after_fork()
     if isinstance(seed, int | np.integer):
         if not 0 <= seed < 2**32:
             raise EpviError(f"seed is {seed}: take a whole number from 0 to 4294967295, or a JAX key.")

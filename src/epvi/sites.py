@@ -9,9 +9,9 @@ import dataclasses
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from epvi import pool
 from epvi.draws import Draws
 from epvi.errors import EpviError
 from epvi.handover import Part, ShardFit
+from epvi.process import WorkerDied
 from epvi.progress import ShardProgress
 from epvi.scores import Scores
 from epvi.site.rows import Columns
@@ -32,6 +33,8 @@ from epvi.worker import HeldRows, Job, answer_shard, forget, run_shard
 from epvi.workfolder import WorkFolder, remove_dead
 
 _POLL_SECONDS = 0.1
+# A shard that lost so many workers is not run again: it is probably what they die of.
+_MOST_DEATHS = 2
 
 
 class ShardError(EpviError):
@@ -67,7 +70,7 @@ class Sites:
 
         failed = self._each(left, lambda part: (run_shard, self.job, part, self.rows[part.shard]), keep, fits)
         if failed:
-            raise _explained(failed, fits, {part.shard: part for part in left}, self.job)
+            raise _explained(failed, fits, {part.shard: part for part in left})
         self.done = fits
         return [fits[shard] for shard in sorted(fits)]
 
@@ -91,7 +94,7 @@ class Sites:
         if left and not failed:
             failed = self._each(left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
         if failed:
-            raise _explained(failed, self.done, {part.shard: part for part in self.parts}, self.job, "scored")
+            raise _explained(failed, self.done, {part.shard: part for part in self.parts}, "scored")
         return [answers[shard] for shard in sorted(answers)]
 
     def forget(self) -> None:
@@ -103,27 +106,38 @@ class Sites:
     def _each(
         self, parts: list[Part], task: Callable[[Part], tuple], keep: Callable[[Any], None], results: dict
     ) -> dict[int, Exception]:
-        """Run a task for each part and keep what comes; gives the errors of those that failed."""
-        futures: dict[Future, Part] = {}
+        """Run a task for each part and keep what comes; gives the errors of those that failed.
+
+        A part whose worker died is run again on another, which gives the same.
+        """
+        pending: dict[Future, Part] = {}
         failed: dict[int, Exception] = {}
+        deaths: Counter[int] = Counter()
+
+        def begin(part: Part) -> None:
+            pending[_submit(self.executor, *task(part))] = part
+
         try:
             for part in parts:
-                futures[_submit(self.executor, *task(part))] = part
-            pending = set(futures)
+                begin(part)
             while pending:
-                done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
-                for future in done:
-                    error = future.exception()
+                for future in wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
+                    part = pending.pop(future)
+                    error = _error_of(future)
+                    deaths[part.shard] += isinstance(error, BrokenExecutor)
                     if error is None:
                         keep(future.result())
-                    elif isinstance(error, Exception):
-                        failed[futures[future].shard] = error
+                    elif not isinstance(error, BrokenExecutor) or deaths[part.shard] >= _MOST_DEATHS:
+                        failed[part.shard] = error
                     else:
-                        raise error
+                        try:
+                            begin(part)
+                        except ExecutorClosedError:
+                            # It did not survive the loss of its worker.
+                            failed[part.shard] = error
                 self.bar.update(set(results) | set(failed))
         finally:
-            for future in futures:
-                future.cancel()
+            _abandon(self.executor, list(pending))
         return failed
 
 
@@ -152,7 +166,7 @@ def sites_of(
     if len(done) == m and not job.keeps:
         yield Sites(pool.workers(executor), job, parts, {}, done, bar, work)
         return
-    with pool.stopped_on_interrupt(), _folder(work) as folder:
+    with _folder(work) as folder:
         workers = pool.workers(executor)
         passes = folder / "passes.npy"
         with reported(folder.parent):
@@ -198,34 +212,60 @@ def kept_in(fits: tuple[ShardFit, ...]) -> str:
     return f" The other {len(fits)} fits are in the error's `fits`." if fits else ""
 
 
+class ExecutorClosedError(EpviError):
+    """The executor takes no work."""
+
+
 def _submit(executor: Executor, function: Callable, *arguments: Any) -> Future:
     try:
         return executor.submit(function, *arguments)
     except RuntimeError as error:
         said = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")
-        raise EpviError(f"the executor takes no work ({said}): pass one that is still open.") from error
+        raise ExecutorClosedError(f"the executor takes no work ({said}): pass one that is still open.") from error
+
+
+def _error_of(future: Future) -> Exception | None:
+    """What a finished task ended with; what is no error, such as an interrupt, is raised at once."""
+    try:
+        error = future.exception()
+    except CancelledError:
+        return EpviError("the executor was closed while it had work to do: keep it open until the call is over.")
+    if error is None or isinstance(error, Exception):
+        return error
+    raise error
+
+
+def _abandon(executor: Executor, futures: list[Future]) -> None:
+    """Leave what is not finished: this call's work only."""
+    if isinstance(executor, pool.Pool):
+        executor.abandon(futures)
+    for future in futures:
+        future.cancel()
 
 
 def _explained(
-    failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part], job: Job, done: str = "fitted"
+    failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part], done: str = "fitted"
 ) -> ShardError:
     """One sentence that names the shard, and the fits of the others."""
     kept = tuple(fits[shard] for shard in sorted(fits))
-    rest = kept_in(kept)
-    if any(isinstance(error, BrokenProcessPool) for error in failed.values()):
-        begun = sorted(failed)
-        if job.passes is not None:
-            pool.close()
-            counts = np.load(job.passes)
-            begun = [shard for shard in begun if counts[shard - 1] > 0] or begun
-        which = " or ".join(parts[shard].label for shard in begun[:4])
-        return ShardError(
-            f"a worker process died while it {done} shard {which}: it was killed, or ran out of memory. Take more"
-            f" shards or fewer workers (executor=1).{rest}",
-            kept,
-        )
     first = min(failed)
     error = failed[first]
     others = f" So it was with {len(failed) - 1} more." if len(failed) > 1 else ""
-    said = str(error) if isinstance(error, EpviError) else f"{type(error).__name__}: {str(error).rstrip('.')}."
-    return ShardError(f"shard {parts[first].label} could not be {done}: {said}{others}{rest}", kept)
+    shard = f"shard {parts[first].label}"
+    if isinstance(error, WorkerDied):
+        said = (
+            f"{shard} lost its worker process twice while it was {done} ({error}): it was killed, or ran out of memory."
+            " Take more shards or fewer workers (executor=1)."
+        )
+    elif isinstance(error, BrokenExecutor):
+        which = " or ".join(parts[shard].label for shard in sorted(failed)[:4])
+        said = (
+            f"a worker process of the executor died while it {done} shard {which}, and the executor takes no more work:"
+            " it was killed, or ran out of memory. Pass a new executor, with more shards or fewer workers."
+        )
+        others = ""
+    elif isinstance(error, EpviError):
+        said = f"{shard} could not be {done}: {error}"
+    else:
+        said = f"{shard} could not be {done}: {type(error).__name__}: {str(error).rstrip('.')}."
+    return ShardError(f"{said}{others}{kept_in(kept)}", kept)

@@ -14,6 +14,7 @@ import numpy as np
 
 from epvi.draws import Draws
 from epvi.errors import EpviError
+from epvi.forked import refuse_after_fork
 from epvi.handover import Part, ShardFit
 from epvi.scores import Scores
 from epvi.site.answer import Asking, answer_columns
@@ -50,6 +51,7 @@ class HeldRows:
 
 def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     """Fit one shard."""
+    refuse_after_fork()
     columns = rows.columns()
     if job.keeps and isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
@@ -65,6 +67,7 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
 
 def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, exact: bool) -> Scores | None:
     """Answer for one shard; without rows only if this process has kept them, and otherwise None."""
+    refuse_after_fork()
     if isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
     rows = rows if rows is not None else _KEPT.get((job.token, part.shard))

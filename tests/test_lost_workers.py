@@ -1,0 +1,215 @@
+"""Workers that die in the middle of a fit, or of a later round: shards are run again, and the answer is the same."""
+
+import functools
+import os
+import signal
+import threading
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from commands import in_a_process
+
+import epvi
+from epvi import pool, sites
+from epvi.worker import answer_shard, run_shard
+
+QUICK = epvi.NVI(1, num_starts=2, num_draws=8)
+
+
+def line(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def made_rows():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 2))
+    return {"x": x, "y": x @ np.array([1.0, -1.0]) + rng.normal(size=90)}
+
+
+ROWS = made_rows()
+
+
+def fitted(executor=2, certify=True, shards=3):
+    return epvi.fit(line, ROWS, shards, inference=QUICK, certify=certify, executor=executor)
+
+
+def mean(_=0):
+    """For programs that have other processes fit; a function that these can import."""
+    return fitted(certify=False).mixture.mean().tolist()
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    return fitted()
+
+
+def same(a, b):
+    """Whether two posteriors and their certificates are the same to the last bit."""
+    theirs = [(p.mixture.means, p.mixture.roots, p.mixture.log_weights) for p in (a, *a.fits)]
+    ours = [(p.mixture.means, p.mixture.roots, p.mixture.log_weights) for p in (b, *b.fits)]
+    equal = all(
+        np.array_equal(x, y) for one, other in zip(theirs, ours, strict=True) for x, y in zip(one, other, strict=True)
+    )
+    return equal and str(a.certificate) == str(b.certificate)
+
+
+def kill_this(folder, shard, times, which):
+    """Kill this worker, unless it was done often enough."""
+    marks = sorted(name for name in os.listdir(folder) if name.startswith(f"{which}-"))
+    if shard == 2 and len(marks) < times:
+        open(os.path.join(folder, f"{which}-{len(marks)}"), "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deadly(real, folder, when, times, job, part, *rest):
+    """Do a shard's work in a worker that is killed before it, or when it has done it and has not said so."""
+    if when == "before":
+        kill_this(folder, part.shard, times, real.__name__)
+    result = real(job, part, *rest)
+    if when == "after":
+        kill_this(folder, part.shard, times, real.__name__)
+    return result
+
+
+def make_deadly(monkeypatch, folder, when="before", times=1, fitting=True, scoring=True):
+    for real, chosen in ((run_shard, fitting), (answer_shard, scoring)):
+        if chosen:
+            monkeypatch.setattr(sites, real.__name__, functools.partial(deadly, real, str(folder), when, times))
+
+
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
+def test_a_worker_killed_while_it_fits_and_again_while_it_scores_changes_nothing(
+    when, undisturbed, tmp_path, monkeypatch
+):
+    make_deadly(monkeypatch, tmp_path, when)
+    assert same(fitted(), undisturbed)
+    assert sorted(os.listdir(tmp_path)) == ["answer_shard-0", "run_shard-0"]
+
+
+@pytest.mark.slow
+def test_the_only_worker_is_replaced(undisturbed, tmp_path, monkeypatch):
+    make_deadly(monkeypatch, tmp_path, scoring=False)
+    assert same(fitted(executor=1), undisturbed)
+
+
+def test_a_shard_that_loses_two_workers_is_named_and_the_other_fits_are_kept(tmp_path, monkeypatch):
+    make_deadly(monkeypatch, tmp_path, times=9)
+    with pytest.raises(epvi.ShardError, match=r"shard 2 of 3 lost .* twice while it was fitted") as error:
+        fitted()
+    assert "signal 9" in str(error.value)
+    assert "The other 2 fits are in the error's `fits`." in str(error.value)
+    assert [fit.shard for fit in error.value.fits] == [1, 3]
+    assert sorted(os.listdir(tmp_path)) == ["run_shard-0", "run_shard-1"]
+
+
+def test_in_a_later_round_all_fits_are_kept(tmp_path, monkeypatch):
+    make_deadly(monkeypatch, tmp_path, times=9, fitting=False)
+    with pytest.raises(epvi.ShardError, match=r"shard 2 of 3 lost .* twice while it was scored") as error:
+        fitted()
+    assert [fit.shard for fit in error.value.fits] == [1, 2, 3]
+
+
+def test_workers_killed_while_they_idle_are_replaced(undisturbed):
+    for pid in pool.workers(2).pids:
+        os.kill(pid, signal.SIGKILL)
+    assert same(fitted(), undisturbed)
+
+
+class Losing(Executor):
+    """Runs tasks in threads, and loses the worker of one of them, as other people's executors do."""
+
+    def __init__(self, survives, losses=1):
+        self._threads, self._losses, self._survives = ThreadPoolExecutor(2), losses, survives
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        if self._losses > 0:
+            self._losses -= 1
+            future.set_exception(BrokenExecutor("a worker was terminated"))
+            return future
+        if not self._survives:
+            raise BrokenExecutor("a worker was terminated")
+        return self._threads.submit(fn, *args, **kwargs)
+
+
+@pytest.mark.parametrize("losses", [3, pytest.param(1, marks=pytest.mark.slow)])
+def test_on_another_executor_that_survives_shards_are_run_again(losses, undisturbed):
+    posterior = fitted(Losing(True, losses))
+    np.testing.assert_allclose(posterior.mixture.mean(), undisturbed.mixture.mean(), rtol=1e-10)
+
+
+def test_on_one_that_does_not_survive_all_is_said():
+    with pytest.raises(epvi.ShardError, match="died while it fitted shard 1 of 3 or 2 of 3 or 3 of 3") as error:
+        fitted(Losing(False, 3))
+    assert "the executor takes no more work" in str(error.value)
+
+
+def test_a_thread_whose_shard_kills_workers_does_not_disturb_another(undisturbed, tmp_path, monkeypatch):
+    make_deadly(monkeypatch, tmp_path, times=9)
+    failed = []
+
+    def fails():
+        try:
+            fitted()
+        except epvi.ShardError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=fails)
+    thread.start()
+    # It has no second shard, which is the one that kills.
+    other = epvi.fit(line, ROWS, 1, inference=QUICK, certify=False, executor=2)
+    thread.join()
+    assert len(failed) == 1
+    np.testing.assert_allclose(other.mixture.mean(), undisturbed.mixture.mean(), atol=0.05)
+
+
+_TWO_THREADS = """
+import os, signal, sys, threading, time
+sys.path.insert(0, {tests!r})
+import numpy as np, epvi
+from test_lost_workers import fitted, line, ROWS, QUICK, same
+
+def patient(x, y=None):
+    if os.environ.get("NPROC") == "1":
+        open({folder!r} + "/" + str(os.getpid()), "w").close()
+        while True:
+            time.sleep(0.1)
+    line(x, y)
+
+before = fitted()
+got = []
+def go_on():
+    while not stop.is_set():
+        got.append(fitted())
+stop = threading.Event()
+other = threading.Thread(target=go_on)
+
+def interrupt():
+    while not os.listdir({folder!r}):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+other.start()
+try:
+    epvi.fit(patient, ROWS, 1, inference=QUICK, certify=False, executor=2)
+except KeyboardInterrupt:
+    print("interrupted")
+stop.set()
+other.join()
+print("all the same", all(same(before, one) for one in got), len(got) > 0)
+"""
+
+
+def test_an_interrupt_in_one_thread_leaves_the_fit_of_another_alone(tmp_path):
+    code = _TWO_THREADS.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    assert in_a_process(code).splitlines() == ["interrupted", "all the same True True"]
+    # The worker that was in the middle of a shard is gone, with its program.
+    for pid in os.listdir(tmp_path):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
