@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import mmap
 import os
 import tempfile
 from pathlib import Path
@@ -25,6 +26,14 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 _QUICK_FLAGS = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
 
 
+def _knows(flag):
+    """Whether this XLA has the flag: flags come and go, and it ends the process at one that it does not know."""
+    for path in Path(jaxlib.__file__).parent.glob("libjax_common*"):
+        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(flag.encode()) >= 0
+    return False
+
+
 def pytest_addoption(parser):
     parser.addoption("--quick-compile", action="store_true", help="compile in a third of the time, for slower programs")
 
@@ -34,9 +43,7 @@ def pytest_configure(config):
     if config.getoption("--quick-compile"):
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         jax.config.update("jax_disable_most_optimizations", True)
-        # XLA ends the process at a flag that it does not know, and its flags come and go.
-        known = b"".join(path.read_bytes() for path in Path(jaxlib.__file__).parent.glob("libjax_common*"))
-        flags = [f"--{name}={value}" for name, value in _QUICK_FLAGS.items() if name.encode() in known]
+        flags = [f"--{name}={value}" for name, value in _QUICK_FLAGS.items() if _knows(name)]
         os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
     # What one test file has compiled, the next takes from here. A folder for each process, because JAX may read what
     # another has not finished writing, and would warn.
