@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_lost_workers import fitted, make_deadly, mean
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.engines
 
 
 @pytest.fixture(scope="module")

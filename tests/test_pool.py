@@ -184,7 +184,7 @@ def test_idle_workers_leave(monkeypatch):
     one = pool.Pool(1)
     first = one.submit(number_of_process).result()
     until(lambda: not one.pids)
-    assert not alive(first)
+    until(lambda: not alive(first))
     assert one.submit(number_of_process).result() != first
     one.shutdown()
 

@@ -185,22 +185,41 @@ def check(sub, points, tolerance):
     np.testing.assert_allclose(diagonal.hessian, np.diagonal(hessian, axis1=1, axis2=2), atol=tolerance * scale)
 
 
+def quick_for(names, few):
+    """All names, but those that are not among the few with the slow tests: compiling takes the time."""
+    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 @pytest.mark.parametrize("name", LINKED)
-def test_derivatives_through_predictors_are_those_of_the_whole(name):
+def test_linear_predictors_are_found_in_their_widths(name):
     model, y, widths, moves = LINKED[name]
-    sub = subposterior(model, {"x": X, "y": y})
-    linked = sub.programs.linked({"x": X[:BLOCK], "y": y[:BLOCK]})
+    linked = subposterior(model, {"x": X, "y": y}).programs.linked({"x": X[:BLOCK], "y": y[:BLOCK]})
     assert linked is not None
     assert linked.found.widths == widths
     assert (linked.places is not None) == moves
+
+
+@pytest.mark.parametrize("name", quick_for(LINKED, ("logistic", "multinomial", "two predictors", "tied weights")))
+def test_derivatives_through_predictors_are_those_of_the_whole(name):
+    model, y, *_ = LINKED[name]
+    sub = subposterior(model, {"x": X, "y": y})
     check(sub, some_points(sub, 3), 1e-11)
 
 
-@pytest.mark.parametrize("name", GENERAL)
-def test_models_without_that_form_are_differentiated_in_general(name):
+def general(name):
     rows = {"x": X, "y": REAL} | ({"g": GROUPS} if name == "many groups" else {})
-    sub = subposterior(GENERAL[name], rows)
+    return rows, subposterior(GENERAL[name], rows)
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_models_without_that_form_have_no_linear_predictors(name):
+    rows, sub = general(name)
     assert sub.programs.linked({n: c[:BLOCK] for n, c in rows.items()}) is None
+
+
+@pytest.mark.parametrize("name", quick_for(GENERAL, ("no product",)))
+def test_models_without_that_form_are_differentiated_in_general(name):
+    _, sub = general(name)
     check(sub, some_points(sub, 2), 1e-11)
 
 
@@ -249,7 +268,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", quick_for(WIDE, ("tlsa",)))
 def test_many_numbers_a_row_go_through_one_wide_predictor(name):
     rows = {"x": X, "y": NUMBERS}
     sub = subposterior(WIDE[name], rows)
@@ -262,7 +281,7 @@ def test_many_numbers_a_row_go_through_one_wide_predictor(name):
 COUPLED = {"classes": (many_classes, RNG.integers(0, 12, N)), "numbers": (coupled_numbers, NUMBERS)}
 
 
-@pytest.mark.parametrize("name", COUPLED)
+@pytest.mark.parametrize("name", quick_for(COUPLED, ("classes",)))
 def test_columns_that_have_to_do_with_each_other_are_no_wide_predictor(name):
     model, y = COUPLED[name]
     sub = subposterior(model, {"x": X, "y": y})
@@ -307,7 +326,7 @@ SUMS = {
 }
 
 
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("name", quick_for(SUMS, ("counts",)))
 def test_likelihoods_that_are_sums_over_columns_are_known_by_their_steps(name):
     distribution, y = SUMS[name]
     rows = {"x": X, "y": y}
