@@ -5,6 +5,7 @@ a mapped file when they are many.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,9 +66,10 @@ class Plan:
             return [source]
         return [f"{source}={level}" for level in self.names[source][1:]]
 
-    def place(self, argument: Argument, source: str) -> int:
-        """Where a source's columns begin in an argument's matrix."""
-        return sum(len(self._columns(one)) for one in argument.sources[: argument.sources.index(source)])
+    def places(self, argument: Argument) -> dict[str, int]:
+        """Where the columns of each source begin in an argument's matrix."""
+        ends = itertools.accumulate((len(self._columns(one)) for one in argument.sources), initial=0)
+        return dict(zip(argument.sources, ends, strict=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +211,8 @@ def _revised(store: Store, source: Source, argument: Argument, own: Units, plan:
     if not argument.is_matrix:
         name = inside[0]
         return store.revise(lambda block: _standardised(block, *own[name]), _unit_dtype(dtypes[name]))
-    places = {name: plan.place(argument, name) for name in inside}
+    begins = plan.places(argument)
+    places = {name: begins[name] for name in inside}
 
     def change(block: np.ndarray) -> np.ndarray:
         for name, place in places.items():

@@ -84,7 +84,8 @@ class Source:
                     yield values, chunk
         self.dropped = self.num_rows - kept_rows
         self._refuse_none(kept_rows)
-        for check in sorted(checks, key=lambda check: asked.columns.index(check.name)):
+        order = {name: i for i, name in enumerate(asked.columns)}
+        for check in sorted(checks, key=lambda check: order[check.name]):
             check.refuse()
 
     def _refuse_none(self, kept_rows: int) -> None:
@@ -100,7 +101,7 @@ def open_columns(parts: list[Part], wanted: list[str], coded: Mapping[str, Mappi
     text = [name for name in wanted if any(isinstance(level, str) for level in coded.get(name, ()))]
     readings = []
     for part in parts:
-        unknown = [name for name in wanted if name not in part.names]
+        unknown = part.lacks(wanted)
         if unknown:
             raise unknown_column(unknown[0], part)
         readings.append(part.read(wanted, text))

@@ -6,11 +6,12 @@ time is made of what is not held.
 
 import csv
 import dataclasses
+import functools
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ from epvi.site.cells import Cells, as_cells, plain_cells, row_shape
 MISSING = ("", "NA", "NaN", "nan", "null", "?")
 BATCH_ROWS = 2**16
 _BATCH_BYTES = 2**25
+
+_V = TypeVar("_V", bound=Hashable)
 
 UNREADABLE = (
     OSError,
@@ -65,9 +68,9 @@ class Part:
     read: Read
 
     def __post_init__(self) -> None:
-        twice = [name for i, name in enumerate(self.names) if name in self.names[:i]]
-        if twice:
-            raise EpviError(f"{self.said} has two columns named {twice[0]!r}: rename one of them.")
+        twice = first_twice(self.names)
+        if twice is not None:
+            raise EpviError(f"{self.said} has two columns named {twice!r}: rename one of them.")
         if not self.names:
             raise EpviError(f"{self.said} has no columns: it needs at least one.")
 
@@ -75,6 +78,24 @@ class Part:
     def said(self) -> str:
         """What to call it."""
         return f"file {self.where!r}" if self.where else "the data"
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Those among the names that no column has."""
+        return [name for name in names if name not in self._there]
+
+    @functools.cached_property
+    def _there(self) -> frozenset[str]:
+        return frozenset(self.names)
+
+
+def first_twice(values: Iterable[_V]) -> _V | None:
+    """The first value that was there before, None if all differ."""
+    seen = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
 
 
 def unreadable(where: str, error: BaseException) -> EpviError:

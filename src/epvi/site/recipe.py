@@ -12,7 +12,7 @@ from typing import Any
 from epvi.errors import EpviError
 from epvi.site.assembly import Argument, Plan, Table, assemble
 from epvi.site.cells import level_key
-from epvi.site.reading import MISSING, Part
+from epvi.site.reading import MISSING, Part, first_twice
 from epvi.site.rows import as_columns, plain_array, raw_columns
 from epvi.site.source import few, is_path, open_source, unknown_column
 
@@ -72,7 +72,7 @@ class Rows:
 
     def _check(self) -> None:
         """Refuse options for columns that are not used, and those that contradict each other."""
-        used = self.used
+        used = set(self.used)
         units = {} if isinstance(self.standardise, bool) else self.standardise
         for what, option in (("standardise", units), ("levels", self.levels), ("limits", self.limits)):
             strange = [name for name in option if used and name not in used]
@@ -99,9 +99,9 @@ class Rows:
             extra = str(self.columns[str(also)])
         arguments = self._arguments(parts, also, keep, optional)
         standardise = self.standardise if isinstance(self.standardise, dict) else {}
-        for name in (*standardise, *self.levels, *self.limits):
-            if not self.columns and name not in parts[0].names:
-                raise unknown_column(name, parts[0])
+        unknown = [] if self.columns else parts[0].lacks((*standardise, *self.levels, *self.limits))
+        if unknown:
+            raise unknown_column(unknown[0], parts[0])
         plan = Plan(
             arguments,
             {name: {level_key(level): i for i, level in enumerate(levels)} for name, levels in self.levels.items()},
@@ -125,14 +125,16 @@ class Rows:
         there = parts[0].names
         if not self.columns:
             for part in parts:
-                more = [name for name in part.names if name not in there]
+                more = parts[0].lacks(part.names)
                 if more:
                     raise EpviError(
                         f"{part.said} has a column {more[0]!r}, which {parts[0].said} has not: give all one."
                     )
             return tuple(Argument(name, (name,), False) for name in there if name != also or keep)
         listed = self._listed
-        found = [one for one in listed if one.name not in optional or any(name in there for name in one.sources)]
+        found = [
+            one for one in listed if one.name not in optional or len(parts[0].lacks(one.sources)) < len(one.sources)
+        ]
         return tuple(found or listed)
 
     @property
@@ -177,8 +179,9 @@ def read_rows(rows: Any, also: str | None = None, *, keep: bool = False, optiona
 
 def check_arguments(names: Iterable[str]) -> None:
     """Refuse arguments of a model whose names `Rows` has for itself."""
+    taken = {"self", *inspect.signature(Rows).parameters}
     for name in names:
-        if name == "self" or name in inspect.signature(Rows).parameters:
+        if name in taken:
             raise EpviError(f"an argument is called {name!r}, which says how rows are read: rename it in the model.")
 
 
@@ -202,9 +205,9 @@ def _sources(name: str, of: Any) -> str | tuple[str, ...]:
         return of
     if not isinstance(of, list | tuple) or not of or any(not isinstance(one, str) for one in of):
         raise EpviError(f"{name} is {str(of)[:40]!r}: pass a column's name, or a list of names for a matrix.")
-    twice = [one for i, one in enumerate(of) if one in of[:i]]
-    if twice:
-        raise EpviError(f"{name} lists column {twice[0]!r} twice: once is enough.")
+    twice = first_twice(of)
+    if twice is not None:
+        raise EpviError(f"{name} lists column {twice!r} twice: once is enough.")
     return tuple(of)
 
 

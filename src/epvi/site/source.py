@@ -14,7 +14,7 @@ from typing import Any
 from epvi.errors import EpviError
 from epvi.site.cells import as_cells
 from epvi.site.formats import open_files
-from epvi.site.reading import Part, Reading, read_held
+from epvi.site.reading import Part, Reading, first_twice, read_held
 from epvi.site.rows import raw_columns
 
 
@@ -29,9 +29,9 @@ def open_source(source: Any) -> list[Part]:
     """The parts of a source; a part reads its columns when it is asked to."""
     if is_path(source):
         paths = [path for one in (source if isinstance(source, list | tuple) else [source]) for path in _found(one)]
-        twice = [path for i, path in enumerate(paths) if path in paths[:i]]
-        if twice:
-            raise EpviError(f"file {str(twice[0])!r} is named twice: its rows would count twice.")
+        twice = first_twice(paths)
+        if twice is not None:
+            raise EpviError(f"file {str(twice)!r} is named twice: its rows would count twice.")
         return open_files(paths)
     if hasattr(source, "__arrow_c_stream__"):
         return [_open_frame(source)]

@@ -47,7 +47,7 @@ def column_stats(rows: Any, names: Sequence[str] | None = None, *, min_rows: int
 def _of_part(part: Part, rows: Rows, chosen: list[str], used: list[str], strict: bool) -> dict[str, ColumnStats]:
     """The chosen columns of one file; when not `strict`, only those of numbers."""
     wanted = list(dict.fromkeys([*chosen, *used]))
-    unknown = [name for name in wanted if name not in part.names]
+    unknown = part.lacks(wanted)
     if unknown:
         raise unknown_column(unknown[0], part)
     reading = part.read(wanted, [])
