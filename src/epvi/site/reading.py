@@ -10,15 +10,14 @@ import functools
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
 from epvi.errors import EpviError
-from epvi.site.cells import Cells, as_cells, plain_cells, row_shape
+from epvi.site.cells import CATEGORIES, Cells, as_cells, categories, kind_of, plain_cells, row_shape
 
-MISSING = ("", "NA", "NaN", "nan", "null", "?")
 BATCH_ROWS = 2**16
 _BATCH_BYTES = 2**25
 
@@ -41,13 +40,17 @@ class Reading:
     """Columns that are ready to be read.
 
     `lengths` are their numbers of rows, None for a single value; `empty` has none of their rows and shows their kinds;
-    `chunks` gives the rows in order; `held` are those columns of numbers that are arrays already.
+    `chunks` gives the rows in order; `held` are those columns of numbers that are arrays already. `categories` gives
+    those of a column whose own type has them in an order; `refuse_odd` refuses columns of numbers whose text means
+    something else.
     """
 
     lengths: dict[str, int | None]
     empty: dict[str, Cells]
     chunks: Callable[[], Iterator[dict[str, Cells]]]
     held: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    categories: Callable[[str], list[Any] | None] = lambda name: None
+    refuse_odd: Callable[[Sequence[str]], None] = lambda names: None
 
     @property
     def num_rows(self) -> int:
@@ -134,7 +137,11 @@ def read_held(columns: dict[str, Any]) -> Reading:
 
     arrays = {name: _array(column) for name, column in many.items()}
     held = {name: array for name, array in arrays.items() if array is not None}
-    return Reading(lengths, empty, chunks, held)
+
+    def own(name: str) -> list[Any] | None:
+        return categories(as_cells(name, columns[name])) if kind_of(empty[name]) == CATEGORIES else None
+
+    return Reading(lengths, empty, chunks, held, own)
 
 
 def _array(column: Any) -> np.ndarray | None:
@@ -148,15 +155,18 @@ def _array(column: Any) -> np.ndarray | None:
     return column.chunk(0).to_numpy() if is_number and column.num_chunks == 1 and not column.null_count else None
 
 
-def of_batches(batches: Iterable[Any]) -> Iterator[dict[str, Cells]]:
-    """Chunks of Arrow's record batches."""
+def of_batches(batches: Iterable[Any], categorical: Container[str] = ()) -> Iterator[dict[str, Cells]]:
+    """Chunks of Arrow's record batches; see `of_table`."""
     import pyarrow as pa
 
     for batch in batches:
         if batch.num_rows:
-            yield of_table(pa.Table.from_batches([batch]))
+            yield of_table(pa.Table.from_batches([batch]), categorical)
 
 
-def of_table(table: Any) -> dict[str, Cells]:
-    """The columns of an Arrow table."""
-    return {name: plain_cells(table[name]) for name in table.column_names}
+def of_table(table: Any, categorical: Container[str] = ()) -> dict[str, Cells]:
+    """The columns of an Arrow table, of which some were `categorical` where they come from."""
+    return {
+        name: plain_cells(table[name].dictionary_encode() if name in categorical else table[name])
+        for name in table.column_names
+    }

@@ -11,10 +11,11 @@ from typing import Any
 
 from epvi.errors import EpviError
 from epvi.site.assembly import Argument, Plan, Table, assemble
-from epvi.site.cells import level_key
-from epvi.site.reading import MISSING, Part, first_twice
+from epvi.site.cells import needs_levels
+from epvi.site.levels import REFUSED, Keys, Undeclared, as_levels, numbered, said_level
+from epvi.site.reading import Part, first_twice
 from epvi.site.rows import as_columns, plain_array, raw_columns
-from epvi.site.source import few, is_path, open_source, unknown_column
+from epvi.site.source import is_path, open_source, unknown_column
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -35,7 +36,7 @@ class Rows:
     source: Any = dataclasses.field(repr=False)
     columns: dict[str, str | tuple[str, ...]]
     standardise: bool | dict[str, tuple[float, float]]
-    levels: dict[str, tuple[str | float, ...]]
+    levels: dict[str, Keys]
     limits: dict[str, tuple[float, float]]
     drop_missing: bool
     hash_key: str
@@ -61,7 +62,7 @@ class Rows:
             "source": source,
             "columns": {name: _sources(name, of) for name, of in columns.items()},
             "standardise": standardise,
-            "levels": _each("levels", levels, _levels),
+            "levels": _each("levels", levels, as_levels),
             "limits": _each("limits", limits, _limits),
             "drop_missing": drop_missing,
             "hash_key": hash_key,
@@ -87,11 +88,19 @@ class Rows:
         if self.standardise is True and all(isinstance(of, str) for of in self.columns.values()):
             raise EpviError('standardise=True is for columns in lists, as in x=["age", "chol"]: there is no list here.')
 
-    def read(self, also: str | None = None, *, keep: bool = False, optional: Container[str] = ()) -> Table:
+    def read(
+        self,
+        also: str | None = None,
+        *,
+        keep: bool = False,
+        optional: Container[str] = (),
+        undeclared: Undeclared = REFUSED,
+    ) -> Table:
         """The rows, read and checked.
 
         `also` is a further source column, given unchanged in the table's `extra`; where no columns are chosen it is no
         argument then, unless `keep`. `optional` are arguments to leave out when the source has none of their columns.
+        `undeclared` says what becomes of categories without `levels`.
         """
         parts = open_source(self.source)
         extra = also
@@ -104,12 +113,13 @@ class Rows:
             raise unknown_column(unknown[0], parts[0])
         plan = Plan(
             arguments,
-            {name: {level_key(level): i for i, level in enumerate(levels)} for name, levels in self.levels.items()},
-            {name: tuple(map(said_level, levels)) for name, levels in self.levels.items()},
+            {name: numbered(keys) for name, keys in self.levels.items()},
+            {name: tuple(map(said_level, keys)) for name, keys in self.levels.items()},
             self.limits,
             standardise,
             self.standardise is True,
             self.drop_missing,
+            undeclared,
         )
         table = assemble(parts, plan, extra)
         return dataclasses.replace(
@@ -157,12 +167,19 @@ class Rows:
         return not any(options) and not is_path(self.source) and not hasattr(self.source, "__arrow_c_stream__")
 
 
-def read_rows(rows: Any, also: str | None = None, *, keep: bool = False, optional: Container[str] = ()) -> Table:
+def read_rows(
+    rows: Any,
+    also: str | None = None,
+    *,
+    keep: bool = False,
+    optional: Container[str] = (),
+    undeclared: Undeclared = REFUSED,
+) -> Table:
     """The one door for rows: a `Rows`, a path or glob, a data frame or a mapping of arrays. See `Rows.read`."""
     rows = rows if isinstance(rows, Rows) else Rows(rows)
-    if not rows.is_plain:
-        return rows.read(also, keep=keep, optional=optional)
-    raw = raw_columns(rows.source)
+    raw = raw_columns(rows.source) if rows.is_plain else {}
+    if not rows.is_plain or any(needs_levels(column) for name, column in raw.items() if name != also or keep):
+        return rows.read(also, keep=keep, optional=optional, undeclared=undeclared)
     if also is None:
         return Table(as_columns(raw), hash_key=rows.hash_key)
     if also not in raw:
@@ -240,25 +257,3 @@ def _limits(name: str, value: Any) -> tuple[float, float]:
             f"limits of column {name!r} are {str(value)[:60]}: pass (lowest, highest), either may be None."
         ) from None
     return pair
-
-
-def _levels(name: str, value: Any) -> tuple[str | float, ...]:
-    levels = list(value) if isinstance(value, list | tuple) or hasattr(value, "tolist") else []
-    keys = [level_key(level) for level in levels]
-    kinds = {type(key) for key in keys}
-    if len(levels) < 2 or len(kinds) > 1 or not kinds <= {str, float} or "" in keys:
-        raise EpviError(f"levels of column {name!r}: pass a list of at least two, all of them text or all numbers.")
-    if any(isinstance(key, float) and not math.isfinite(key) for key in keys):
-        raise EpviError(f"levels of column {name!r} have one that is not finite: leave it out.")
-    if any(key in MISSING for key in keys):
-        raise EpviError(f"levels of column {name!r} have one of {few(MISSING[1:])}, which mean missing: rename it.")
-    if len(set(keys)) < len(keys):
-        raise EpviError(f"levels of column {name!r} name one level twice: each level once.")
-    return tuple(key for key in keys if key is not None)
-
-
-def said_level(level: str | float) -> str:
-    """A level as a name: 2 for 2.0."""
-    if isinstance(level, str):
-        return level
-    return str(int(level)) if level == int(level) else repr(level)

@@ -84,10 +84,23 @@ def _as_arrow(frame: Any) -> Any:
     try:
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
+        names = list(frame.keys()) if hasattr(frame, "keys") else []
+        bad = _mixed(frame, names) if len(names) > 1 else names
+        which = f"column {bad[0]!r}" if bad else "it columns with names, each with"
         raise EpviError(
-            f"the {type(frame).__name__} cannot be read as a table ({type(error).__name__}): give it columns with"
-            " names, each with plain values of one kind."
+            f"the {type(frame).__name__} cannot be read as a table ({type(error).__name__}): give {which} plain values"
+            " of one kind."
         ) from error
+
+
+def _mixed(frame: Any, names: Sequence[str]) -> list[str]:
+    """The first column that Arrow cannot take, if it is one."""
+    for name in names:
+        try:
+            _as_arrow(frame[[name]])
+        except EpviError:
+            return [name]
+    return []
 
 
 def unknown_column(name: str, part: Part) -> EpviError:
