@@ -55,11 +55,18 @@ def first_inexact(values: np.ndarray) -> int | None:
     return int(values[(values > EXACT) | (values < -EXACT)].flat[0])
 
 
+def _compute() -> Any:
+    """Arrow's functions on arrays, which it makes when it is loaded: no checker of types knows them."""
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
 def first_shortened(column: "pa.ChunkedArray") -> decimal.Decimal | None:
     """The first decimal number of which float64 loses digits, None if there is none."""
     import pyarrow as pa
-    import pyarrow.compute as pc
 
+    pc = _compute()
     if column.type.precision <= _SURE_DIGITS:
         return None
     digits = pc.utf8_trim(pc.replace_substring(column.cast(pa.string()), ".", ""), characters="-0")
@@ -70,7 +77,8 @@ def first_shortened(column: "pa.ChunkedArray") -> decimal.Decimal | None:
 def first_odd(column: "pa.ChunkedArray") -> int | None:
     """The first row whose text would lose its meaning as a number: hexadecimal, zeros before it, or too large."""
     import pyarrow as pa
-    import pyarrow.compute as pc
+
+    pc = _compute()
 
     def rows(pattern: str) -> Any:
         return pc.indices_nonzero(pc.match_substring_regex(column, f"^({pattern})$"))
