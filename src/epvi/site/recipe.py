@@ -27,7 +27,10 @@ class Rows:
     nameless files in the temporary folder (TMPDIR) and mapped from there; a plain .npy array is mapped where it is.
     `columns` says what a model's arguments are made of: `y="num"` is a column, `x=["age", "chol"]` a matrix of
     columns; without any, every column is the argument of its name. `levels` of a column are its categories in order:
-    codes 0, 1, ... alone, and inside a matrix an indicator column for each level but the first. Values outside `limits`
+    codes 0, 1, ... alone, and inside a matrix an indicator column for each level but the first. What pandas, polars or
+    Arrow call a category is never taken for a number: `epvi.fit` takes the categories of a table in memory as they are
+    ordered there, files and sites need `levels`, and new rows are coded as the fit was. Truth values are the levels 0
+    and 1. Values outside `limits`
     are refused. `drop_missing` leaves out rows that lack a value. `standardise` gives columns their (centre, scale), or
     is True: from all these rows, for the columns inside matrices with more than two values. `hash_key` is a secret that
     all sites share: the hash that tells whether two shards have the same rows is made with it.
