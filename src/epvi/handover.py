@@ -57,6 +57,20 @@ class Provenance:
         return half > 0 and all(value == values[0] for value in values) and all(slope == 0 for slope in slopes)
 
 
+def plain_coding(
+    columns: Mapping[str, tuple[str, ...]], levels: Mapping[str, tuple[str, ...]]
+) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+    """Columns and levels by the numbers they make: of the levels 0 and 1 the indicator is the column itself.
+
+    One site may have truth values where another has 0 and 1, and fits may be older than levels of truth values.
+    """
+    plain = {f"{name}=1": name for name, names in levels.items() if tuple(names) == ("0", "1")}
+    return (
+        {argument: tuple(plain.get(name, name) for name in names) for argument, names in columns.items()},
+        {name: tuple(names) for name, names in levels.items() if f"{name}=1" not in plain},
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """Which shard of how many this is, what to call it, and its share of the prior."""

@@ -11,6 +11,7 @@ from epvi.errors import EpviError
 from epvi.hub.posterior import Posterior
 from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
+from epvi.site.levels import Undeclared
 from epvi.site.model import DensityModel, Model
 from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
@@ -25,8 +26,9 @@ def log_predictive(
 ) -> float:
     """The mean over rows of log (1/S) Σ_s p(row | θ_s), with S draws of the posterior: the held-out log likelihood."""
     _check_posterior(posterior)
-    model, table = as_model(model), read_rows(with_constants(rows, _OF_THE_FIT))
-    same_coding(posterior.fits[0].made_of, table)
+    model, made_of = as_model(model), posterior.fits[0].made_of
+    table = read_rows(with_constants(rows, _OF_THE_FIT), undeclared=Undeclared(fitted=made_of.levels))
+    same_coding(made_of, table)
     columns = table.columns
     programs = model.programs(columns)
     same_space(posterior.space, programs.target.space)
@@ -48,8 +50,9 @@ def predict(
     model = as_model(model)
     if isinstance(model, DensityModel):
         raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
-    table = read_rows(with_constants(rows, _OF_THE_FIT), optional=model.optional)
-    same_coding(posterior.fits[0].made_of, table)
+    rows, made_of = with_constants(rows, _OF_THE_FIT), posterior.fits[0].made_of
+    table = read_rows(rows, optional=model.optional, undeclared=Undeclared(fitted=made_of.levels))
+    same_coding(made_of, table)
     columns = table.columns
     model.columns(list(columns))
     sites = _sites(model, table)

@@ -27,6 +27,7 @@ from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
 from epvi.site.density import block_size
 from epvi.site.inference import Inference
+from epvi.site.levels import OWN
 from epvi.site.model import Model
 from epvi.site.recipe import read_rows
 from epvi.site.shard import Plan, as_inference, as_model, provenance
@@ -118,7 +119,7 @@ def _split(
         raise EpviError(f"by is {by!r}: pass the name of one column.")
     if (by is None) == (shards is None):
         raise EpviError('pass either shards=8 or by="column": how many parts there are, or which column names them.')
-    table = read_rows(rows, by, keep=by is not None and model.takes(by))
+    table = read_rows(rows, by, keep=by is not None and model.takes(by), undeclared=OWN)
     if by is not None:
         return table, split_by(table.extra, by)
     assert shards is not None

@@ -207,11 +207,10 @@ def _list(said: str) -> list[str]:
 
 
 def _values(said: str) -> list[Any]:
+    from epvi.site.numerals import is_plain
+
     values = _list(said)
-    try:
-        return [float(value) for value in values]
-    except ValueError:
-        return values
+    return [float(value) for value in values] if all(map(is_plain, values)) else values
 
 
 def _range(name: str, said: str) -> tuple[float | None, float | None]:

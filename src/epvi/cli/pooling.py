@@ -105,7 +105,8 @@ def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> in
     from epvi.study import load_study, read_study
 
     study = load_study(path)
-    strange = [name for name in constants if name not in study.raw_rows({}).used]
+    used = set(study.raw_rows({}).used)
+    strange = [name for name in constants if name not in used]
     if strange:
         raise EpviError(f"{path} has no argument that is made of column {strange[0]!r}: pool the columns of the study.")
     text = path.read_text("utf-8")

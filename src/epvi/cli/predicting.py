@@ -47,6 +47,7 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
     from epvi.files import load_only
     from epvi.hub import Posterior
     from epvi.prediction import predict as predict_rows
+    from epvi.site.levels import Undeclared
     from epvi.site.recipe import read_rows
 
     if said["output"] is not None:
@@ -54,10 +55,11 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
     if model.endswith(".toml"):
         options.refuse_settled(context, model)
     found = load_only(posterior, Posterior)
-    named, rows = _model_and_rows(model, said, found.fits[0].made_of.standardised)
+    made_of = found.fits[0].made_of
+    named, rows = _model_and_rows(model, said, made_of.standardised)
     with busy("predicting"):
         draws = predict_rows(named, found, rows, num_samples=said["draws"], seed=said["seed"])
-        table = read_rows(rows, optional=named.optional)
+        table = read_rows(rows, optional=named.optional, undeclared=Undeclared(fitted=made_of.levels))
         score = _score(named, found, rows, table, said)
     data: dict[str, Any] = {"draws": said["draws"], "sites": {name: list(v.shape[1:]) for name, v in draws.items()}}
     words = [f"{name}: {len(v):,} draws of shape {v.shape[1:]}, mean {v.mean():.4g}" for name, v in draws.items()]

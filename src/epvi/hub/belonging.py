@@ -12,7 +12,7 @@ from typing import Any
 
 from epvi.envelope import shown
 from epvi.errors import EpviError
-from epvi.handover import ShardFit
+from epvi.handover import ShardFit, plain_coding
 from epvi.scores import Scores
 
 # Of a hash of rows as epvi makes it, the first digits tell the keys apart.
@@ -95,13 +95,14 @@ def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
     name = _first_difference(a.fixed, b.fixed)
     if name is not None:
         raise EpviError(f"{said} have different values of the fixed argument {name!r}: fit all shards with the same.")
-    name = _first_difference(a.columns, b.columns) if a.columns and b.columns else None
+    (a_columns, a_levels), (b_columns, b_levels) = (plain_coding(one.columns, one.levels) for one in (a, b))
+    name = _first_difference(a_columns, b_columns) if a_columns and b_columns else None
     if name is not None:
         raise EpviError(
             f"{said} have other columns behind {name!r} ({_listed(b.columns, name)}; {_listed(a.columns, name)}):"
             " take the same ones, in one order."
         )
-    name = _first_difference(a.levels, b.levels)
+    name = _first_difference(a_levels, b_levels)
     if name is not None:
         raise EpviError(f"{said} have other levels of column {name!r}: give the same levels, in one order.")
     name = _first_difference(a.standardised, b.standardised)

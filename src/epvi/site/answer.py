@@ -22,6 +22,7 @@ from epvi.scores import Derivatives, Expected, Scores, Variation
 from epvi.site.density import Curve, Subposterior, block_size
 from epvi.site.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.fingerprint import hash_rows
+from epvi.site.levels import Undeclared
 from epvi.site.memory import Memory
 from epvi.site.programs import Programs
 from epvi.site.recipe import read_rows, with_constants
@@ -64,7 +65,7 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
     share = draws.share_of(index)
     if num_shards != share.num_shards:
         raise EpviError(f"shard is {shard!r}, but the draws are for {share.num_shards} shards: write 3/6 as it is.")
-    table = read_rows(with_constants(rows, ONE_SITE))
+    table = read_rows(with_constants(rows, ONE_SITE), undeclared=Undeclared(fitted=draws.made_of.levels))
     programs = model.programs(table.columns)
     same_space(draws.space, programs.target.space)
     same_coding(draws.made_of, table)

@@ -5,6 +5,7 @@ a mapped file when they are many.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from epvi.errors import EpviError
 from epvi.site import cells
+from epvi.site.levels import REFUSED, TRUTH_LEVELS, Undeclared, named_levels, numbered, own_levels, said_level
 from epvi.site.loading import Asked, Source, open_columns
 from epvi.site.reading import Part
 from epvi.site.rows import Columns, as_columns
@@ -35,7 +37,10 @@ class Argument:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What to make: `codes` are the levels' numbers, `names` their names; `own_units` computes the units here."""
+    """What to make: `codes` are the levels' numbers, `names` their names; `own_units` computes the units here.
+
+    `undeclared` says what becomes of categories without levels.
+    """
 
     arguments: tuple[Argument, ...]
     codes: Mapping[str, Mapping[Any, int]]
@@ -44,6 +49,7 @@ class Plan:
     units: Units
     own_units: bool
     drop_missing: bool
+    undeclared: Undeclared = REFUSED
 
     def sources(self) -> list[str]:
         """The source columns, each once."""
@@ -52,7 +58,34 @@ class Plan:
     def own(self) -> list[str]:
         """The source columns that may be standardised with their own mean and sd."""
         listed = [name for argument in self.arguments if argument.is_matrix for name in argument.sources]
-        return [name for name in dict.fromkeys(listed) if name not in self.codes] if self.own_units else []
+        return [name for name in dict.fromkeys(listed) if name not in self.names] if self.own_units else []
+
+    def fitted(self) -> dict[str, Mapping[Any, int]]:
+        """The levels of a fit for columns that have none here, and no units or limits either."""
+        told = self.undeclared.fitted or {}
+        open_yet = told.keys() - {*self.codes, *self.units, *self.limits}
+        return {name: numbered(named_levels(told[name])) for name in self.sources() if name in open_yet}
+
+    def settled(self, source: Source) -> "Plan":
+        """The same with the levels of columns that have them by their own type, or by a fit."""
+        codes, fitted = dict(self.codes), self.fitted()
+        truths = []
+        for name in self.sources():
+            kind = source.kind(name)
+            if name in codes or name in self.units:
+                continue
+            if kind == cells.TRUTHS and not source.row_shape(name):
+                # In the words of a fit that had no levels for them, they are numbers.
+                truths += [name] if self.undeclared.fitted is None or name in self.undeclared.fitted else []
+            elif name in fitted:
+                codes[name] = fitted[name]
+            elif kind == cells.CATEGORIES and self.undeclared.own:
+                categories = source.categories(name)
+                codes |= {} if categories is None else {name: numbered(own_levels(name, categories))}
+        names = {name: tuple(map(said_level, levels)) for name, levels in codes.items()}
+        # Truth values stay what they are: in a matrix they are the indicator of their second level.
+        names |= dict.fromkeys(truths, tuple(map(said_level, TRUTH_LEVELS)))
+        return dataclasses.replace(self, codes=codes, names=names)
 
     def made_of(self, argument: Argument) -> tuple[str, ...]:
         """The names of the argument's columns: source columns, or one per level but the first."""
@@ -65,9 +98,10 @@ class Plan:
             return [source]
         return [f"{source}={level}" for level in self.names[source][1:]]
 
-    def place(self, argument: Argument, source: str) -> int:
-        """Where a source's columns begin in an argument's matrix."""
-        return sum(len(self._columns(one)) for one in argument.sources[: argument.sources.index(source)])
+    def places(self, argument: Argument) -> dict[str, int]:
+        """Where the columns of each source begin in an argument's matrix."""
+        ends = itertools.accumulate((len(self._columns(one)) for one in argument.sources), initial=0)
+        return dict(zip(argument.sources, ends, strict=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +135,9 @@ def assemble(parts: list[Part], plan: Plan, also: str | None) -> Table:
 
     wanted = plan.sources()
     further = [] if also is None or also in wanted else [also]
-    source = open_columns(parts, wanted + further, plan.codes)
+    source = open_columns(parts, wanted + further, {**plan.fitted(), **plan.codes})
+    plan = plan.settled(source)
+    source.refuse_odd([name for name in wanted if name not in plan.names])
     _refuse_matrices(source, plan)
     ready = _ready(source, plan)
     rows = {one.name: _row(source, plan, one) for one in plan.arguments if one.name not in ready}
@@ -209,7 +245,8 @@ def _revised(store: Store, source: Source, argument: Argument, own: Units, plan:
     if not argument.is_matrix:
         name = inside[0]
         return store.revise(lambda block: _standardised(block, *own[name]), _unit_dtype(dtypes[name]))
-    places = {name: plan.place(argument, name) for name in inside}
+    begins = plan.places(argument)
+    places = {name: begins[name] for name in inside}
 
     def change(block: np.ndarray) -> np.ndarray:
         for name, place in places.items():

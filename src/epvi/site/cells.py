@@ -1,16 +1,16 @@
 """One source column as it was read: what kind of values it has, which are missing, and what it is in numbers.
 
-Takes NumPy or Arrow arrays; gives NumPy arrays. What is asked of a column here never tells more than one of its values.
+Takes NumPy or Arrow arrays; gives NumPy arrays. What has a dictionary in Arrow is a category, whatever it is made of.
 """
 
-import dataclasses
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from epvi.errors import EpviError
+from epvi.site import numerals
+from epvi.site.levels import level_key
 from epvi.site.rows import plain_array
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 Cells: TypeAlias = Any
 
 NUMBERS, TRUTHS, TEXT, DATES, NOTHING = "numbers", "truth values", "text", "dates or times", "no values"
-
-_NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
-_COMMAS = r"^\s*[+-]?\d+([.,' ]\d{3})*([.,]\d+)?\s*$"
+CATEGORIES = "categories"
 
 
 def as_cells(name: str, values: Any) -> Cells:
@@ -34,6 +32,8 @@ def as_cells(name: str, values: Any) -> Cells:
 
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return plain_cells(values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values]))
+    if is_categorical(values):
+        return plain_cells(_as_arrow(name, values))
     mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     mask = mask if mask is not None and mask.any() else None
     array = plain_array(name, values.data if isinstance(values, np.ma.MaskedArray) else values)
@@ -45,8 +45,30 @@ def as_cells(name: str, values: Any) -> Cells:
         array = array.astype(object)
     if array.ndim == 0 or array.dtype.kind in "VcMm" or (mask is None and array.dtype.kind in "biuf"):
         return array
+    return plain_cells(_as_arrow(name, array, mask=mask, from_pandas=True))
+
+
+def is_categorical(values: Any) -> bool:
+    """Whether an array or a Series of pandas, polars or Arrow is of a type with categories."""
+    kind = getattr(values, "dtype", getattr(values, "type", None))
+    return str(kind).startswith(("category", "Categorical", "Enum", "dictionary"))
+
+
+def needs_levels(values: Any) -> bool:
+    """Whether a column in memory has categories, or is text."""
+    if is_categorical(values):
+        return True
+    kind = getattr(getattr(values, "dtype", None), "kind", "O")
+    return kind in "OUT" and hasattr(values, "__iter__") and isinstance(next(iter(values), None), str)
+
+
+def _as_arrow(name: str, values: Any, **options: Any) -> "pa.ChunkedArray":
+    import pyarrow as pa
+
     try:
-        return plain_cells(pa.chunked_array([pa.array(array, mask=mask, from_pandas=True)]))
+        if hasattr(values, "__arrow_c_stream__"):
+            return pa.chunked_array(values)
+        return pa.chunked_array([pa.array(values, **options)])
     except (pa.ArrowException, TypeError, ValueError):
         raise EpviError(
             f"column {name!r} holds objects of several kinds: make it numbers, or text with levels."
@@ -54,22 +76,30 @@ def as_cells(name: str, values: Any) -> Cells:
 
 
 def plain_cells(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
-    """An Arrow column without dictionaries, views, decimals or extensions."""
+    """An Arrow column without views or extensions, with dictionaries that have none either."""
     import pyarrow as pa
 
     kind = column.type
     if isinstance(kind, pa.BaseExtensionType):
         return plain_cells(column.cast(kind.storage_type))
     if pa.types.is_dictionary(kind):
-        # One by one, since Arrow cannot look up views.
-        target = pa.large_string() if kind.value_type in (pa.string(), pa.string_view()) else kind.value_type
-        looked_up = [chunk.dictionary.cast(target).take(chunk.indices) for chunk in column.chunks]
-        return plain_cells(pa.chunked_array(looked_up, type=target))
-    if pa.types.is_decimal(kind):
-        return column.cast(pa.float64())
+        made = [_plain_dictionary(chunk) for chunk in column.chunks or [pa.array([], kind)]]
+        return pa.chunked_array(made)
     if kind in (pa.string(), pa.string_view()):
         return column.cast(pa.large_string())
     return column
+
+
+def _plain_dictionary(chunk: "pa.DictionaryArray") -> "pa.DictionaryArray":
+    """The same with plain values, and without a row that points to a missing one."""
+    import pyarrow as pa
+
+    values = plain_cells(pa.chunked_array([chunk.dictionary])).combine_chunks()
+    indices = chunk.indices.cast(pa.int32())
+    gaps = values.is_null(nan_is_null=pa.types.is_floating(values.type))
+    if gaps.true_count:
+        indices = pa.array(np.arange(len(values)), pa.int32(), mask=gaps.to_numpy(False)).take(indices)
+    return pa.DictionaryArray.from_arrays(indices, values, ordered=chunk.type.ordered)
 
 
 def kind_of(cells: Cells) -> str:
@@ -80,8 +110,9 @@ def kind_of(cells: Cells) -> str:
     import pyarrow as pa
 
     asked = {
+        CATEGORIES: pa.types.is_dictionary,
         TRUTHS: pa.types.is_boolean,
-        NUMBERS: lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind),
+        NUMBERS: lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind),
         TEXT: pa.types.is_large_string,
         DATES: pa.types.is_temporal,
         NOTHING: pa.types.is_null,
@@ -146,28 +177,44 @@ def kept(cells: Cells, keep: np.ndarray | None) -> Cells:
 
 def numbers(cells: Cells) -> np.ndarray:
     """Cells without missing values in NumPy, without a copy where Arrow holds them in one piece."""
-    array = cells if isinstance(cells, np.ndarray) else cells.to_numpy()
+    array = cells if isinstance(cells, np.ndarray) else _without_decimals(cells).to_numpy()
     if array.dtype.kind == "f":
         return array.astype(np.float32 if array.dtype.itemsize <= 4 else np.float64, copy=False)
     return array.astype(float) if array.dtype == object and not len(array) else array
 
 
+def _without_decimals(cells: "pa.ChunkedArray") -> "pa.ChunkedArray":
+    import pyarrow as pa
+
+    return cells.cast(pa.float64()) if pa.types.is_decimal(cells.type) else cells
+
+
+def first_inexact(cells: Cells) -> Any:
+    """The first number of which float64 would lose digits, None if there is none; for cells without missing values."""
+    import pyarrow as pa
+
+    if not isinstance(cells, np.ndarray) and pa.types.is_decimal(cells.type):
+        return numerals.first_shortened(cells)
+    return numerals.first_inexact(numbers(cells))
+
+
 def unchanged(cells: Cells) -> np.ndarray:
     """The values as they are in NumPy, text without spaces around it."""
-    if isinstance(cells, np.ndarray) or kind_of(cells) != TEXT:
-        return cells if isinstance(cells, np.ndarray) else cells.to_numpy()
+    import pyarrow as pa
+
+    if isinstance(cells, np.ndarray):
+        return cells
+    if pa.types.is_decimal(cells.type) and numerals.first_shortened(cells) is None:
+        return _without_decimals(cells).to_numpy()
+    if pa.types.is_dictionary(cells.type):
+        cells = cells.cast(cells.type.value_type)
+    if kind_of(cells) != TEXT:
+        return cells.to_numpy()
     made = [np.zeros(0, object)]
     for chunk in cells.dictionary_encode().chunks:
         values = np.array([*(value.strip() for value in chunk.dictionary.to_pylist()), None], object)
         made.append(values[chunk.indices.fill_null(len(values) - 1).to_numpy()])
     return np.concatenate(made)
-
-
-def level_key(value: Any) -> float | str | None:
-    """What makes two levels the same: the number, or the text without spaces around it."""
-    if isinstance(value, str):
-        return value.strip()
-    return float(value) if isinstance(value, bool | int | float | np.number | np.bool_) else None
 
 
 def codes(cells: Cells, levels: Mapping[float | str, int]) -> tuple[np.ndarray, Any]:
@@ -178,51 +225,36 @@ def codes(cells: Cells, levels: Mapping[float | str, int]) -> tuple[np.ndarray, 
     numeric = not isinstance(next(iter(levels)), str)
     found = [np.zeros(0, np.int64)]
     for chunk in column.dictionary_encode().chunks:
-        values = chunk.dictionary.to_pylist()
-        table = [levels.get(_key(value, numeric), -1) for value in values]
-        if -1 in table:
-            return np.concatenate(found), values[table.index(-1)]
-        found.append(np.asarray(table, np.int64)[chunk.indices.to_numpy()])
+        indices = chunk.indices.to_numpy()
+        table = np.full(len(chunk.dictionary), -1)
+        # A dictionary may have values that no row has.
+        for i in np.unique(indices).tolist():
+            value = chunk.dictionary[i].as_py()
+            table[i] = levels.get(_key(value, numeric), -1)
+            if table[i] < 0:
+                return np.concatenate(found), value
+        found.append(table[indices])
     return np.concatenate(found), None
 
 
 def _key(value: Any, numeric: bool) -> Any:
     key = level_key(value)
-    if numeric and isinstance(key, str) and re.match(_NUMBER, key):
-        return float(key)
-    return key
+    return float(key) if numeric and isinstance(key, str) and numerals.is_number(key) else key
 
 
-@dataclasses.dataclass(frozen=True)
-class Look:
-    """What text looks like that was to be numbers: how many values there are, and how many are no numbers.
-
-    `has_commas` says whether all that are no numbers would be without commas, or points between thousands.
-    """
-
-    filled: int = 0
-    bad: int = 0
-    has_commas: bool = True
-
-    def __add__(self, other: "Look") -> "Look":
-        return Look(self.filled + other.filled, self.bad + other.bad, self.has_commas and other.has_commas)
-
-    def why(self) -> str:
-        """What may have made text of the column, and the remedy; empty when it looks like text."""
-        if self.bad and self.has_commas:
-            return "write numbers with a decimal point and without thousands separators"
-        if 2 * self.bad < self.filled:
-            return (
-                f"{self.bad:,} of its {self.filled:,} values are no numbers, so mend those or mark them as missing (NA)"
-            )
-        return ""
+def categories(cells: "pa.ChunkedArray") -> list[Any] | None:
+    """The categories that the column's own type has, in order; None where its pieces have them in several orders."""
+    if cells.type.ordered and any(chunk.dictionary != cells.chunk(0).dictionary for chunk in cells.chunks):
+        return None
+    listed = {repr(value): value for chunk in cells.chunks for value in chunk.dictionary.to_pylist()}
+    return [value for value in listed.values() if value is not None and value == value]
 
 
-def look(cells: "pa.ChunkedArray") -> Look:
-    """What the text of a column looks like."""
-    strange = {}
-    for counted in cells.value_counts().to_pylist():
-        if counted["values"] is not None and not re.match(_NUMBER, counted["values"]):
-            strange[counted["values"]] = counted["counts"]
-    has_commas = all(re.match(_COMMAS, value) for value in strange)
-    return Look(len(cells) - cells.null_count, sum(strange.values()), has_commas)
+def look(cells: "pa.ChunkedArray", found: numerals.Look) -> None:
+    """Add what text or categories look like to what was found."""
+    for chunk in cells.dictionary_encode().chunks:
+        counts = np.bincount(chunk.indices.drop_null().to_numpy(), minlength=len(chunk.dictionary))
+        values = chunk.dictionary.to_pylist()
+        found.add(values, counts.tolist())
+        nameless = (value for value, count in zip(values, counts, strict=True) if count and level_key(value) is None)
+        found.nameless = next(nameless, found.nameless)

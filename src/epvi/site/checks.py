@@ -12,9 +12,14 @@ import numpy as np
 
 from epvi.errors import EpviError
 from epvi.site import cells
-from epvi.site.cells import Cells, Look
+from epvi.site.cells import Cells
+from epvi.site.levels import level_key
+from epvi.site.numerals import MOST_LEVELS, TOO_LARGE, Look
 from epvi.site.reading import Part
 from epvi.site.source import few
+
+# So many of the levels that were found are said.
+_SHOWN = 6
 
 
 @dataclasses.dataclass
@@ -29,12 +34,14 @@ class Check:
     look: Look = dataclasses.field(default_factory=Look)
     infinite: int = 0
     outside: int = 0
+    inexact: Any = None
     strange: Any = None
 
     @property
     def is_fine(self) -> bool:
         """Whether nothing was wrong so far."""
-        return not self.kind and not self.infinite and not self.outside and self.strange is None
+        faults = (self.kind, self.infinite, self.outside, self.inexact is not None, self.strange is not None)
+        return not any(faults)
 
     def numbers(self, piece: Cells) -> np.ndarray:
         """The next rows as numbers; none when they are something else."""
@@ -43,9 +50,11 @@ class Check:
         kind = cells.kind_of(piece)
         if kind not in (cells.NUMBERS, cells.TRUTHS):
             self.kind = kind
-            self.look += cells.look(piece) if kind == cells.TEXT else Look()
+            if kind in (cells.TEXT, cells.CATEGORIES):
+                cells.look(piece, self.look)
             return np.zeros(0)
         values = cells.numbers(piece)
+        self.inexact = cells.first_inexact(piece) if self.inexact is None else self.inexact
         self.infinite += _infinite(values)
         if self.limits is not None:
             low, high = self.limits
@@ -64,6 +73,8 @@ class Check:
         said = f"column {self.name!r}" + (f" of {self.part.said}" if self.part.where else "")
         if self.kind:
             raise self._no_numbers(said)
+        if self.inexact is not None:
+            raise EpviError(f"{said} has the number {self.inexact}, {TOO_LARGE}.")
         if self.infinite:
             raise EpviError(f"{said} has {self.infinite:,} infinite values: remove those rows or fill them in.")
         if self.outside and self.limits is not None:
@@ -76,6 +87,8 @@ class Check:
             )
         if self.strange is not None:
             value, is_text = self.strange
+            if level_key(value) is None:
+                raise _nameless(said, value)
             value = repr(value.strip()[:40] if isinstance(value, str) else value)
             listed = few([repr(level) if is_text else level for level in self.names])
             raise EpviError(
@@ -84,13 +97,30 @@ class Check:
             )
 
     def _no_numbers(self, said: str) -> EpviError:
-        if self.kind == cells.TEXT:
-            why, name = self.look.why(), self.name[:40]
-            levels = f'levels={{"{name}": [...]}}, --levels {name}=..., or in the study'
-            return EpviError(f"{said} holds text: {why + '; or ' if why else ''}give its levels, as in {levels}.")
         if self.kind == cells.DATES:
             return EpviError(f"{said} holds dates or times: turn it into numbers first, in a unit you choose.")
-        return EpviError(f"{said} holds {self.kind}: pass real numbers, or text with levels.")
+        if self.kind not in (cells.TEXT, cells.CATEGORIES):
+            return EpviError(f"{said} holds {self.kind}: pass real numbers, or text with levels.")
+        if self.look.nameless is not None:
+            return _nameless(said, self.look.nameless)
+        why, name = self.look.why() if self.kind == cells.TEXT else "", self.name[:40]
+        levels = f'levels={{"{name}": [...]}}, --levels {name}=..., or in the study'
+        remedy = f"{why + '; or ' if why else ''}give its levels, as in {levels}"
+        return EpviError(f"{said} holds {self.kind}: {remedy} ({self._found()}).")
+
+    def _found(self) -> str:
+        """The levels that were found; text has no order but the alphabet's."""
+        found = [level for level, is_there in self.look.levels.items() if is_there]
+        listed = few(sorted(found) if self.kind == cells.TEXT else found, _SHOWN)
+        many = f"more than {MOST_LEVELS:,}" if len(self.look.levels) > MOST_LEVELS else f"{len(found):,}"
+        return f"{many} found: {listed}"
+
+
+def _nameless(said: str, value: Any) -> EpviError:
+    return EpviError(
+        f"{said} has values that are neither text nor plain numbers, as {str(value)[:40]}: make them text first, which"
+        " levels can name."
+    )
 
 
 def _infinite(values: np.ndarray) -> int:

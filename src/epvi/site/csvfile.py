@@ -8,13 +8,14 @@ import dataclasses
 import functools
 import gzip
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from epvi.errors import EpviError
 from epvi.site.cells import Cells
-from epvi.site.reading import MISSING, UNREADABLE, Part, Reading, of_batches, of_table, read_held, unreadable
+from epvi.site.numerals import MISSING, first_odd, why_odd
+from epvi.site.reading import UNREADABLE, Part, Reading, of_batches, of_table, read_held, unreadable
 
 _BLOCK = 2**21
 
@@ -47,9 +48,7 @@ class _Csv:
 
 def open_csv(path: Path, where: str, at_once: bool) -> Part:
     """The file's columns, read `at_once` or in blocks."""
-    opener = gzip.open if path.name.lower().endswith(".gz") else open
-    # What is no UTF-8 after the names is only refused in a column that is used.
-    with opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with _opened(path) as file:
         lines = enumerate(csv.reader(file), start=1)
         line, names = next(((line, names) for line, names in lines if names), (0, []))
     names = [name.encode().decode().strip() for name in names]
@@ -63,6 +62,12 @@ def open_csv(path: Path, where: str, at_once: bool) -> Part:
     return Part(where, tuple(names), functools.partial(_read, _Csv(path, where, names, line), at_once))
 
 
+def _opened(path: Path) -> Any:
+    opener = gzip.open if path.name.lower().endswith(".gz") else open
+    # What is no UTF-8 after the names is only refused in a column that is used.
+    return opener(path, "rt", encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
 def _read(file: _Csv, at_once: bool, wanted: Sequence[str], text: Collection[str]) -> Reading:
     import pyarrow as pa
     import pyarrow.csv as arrow_csv
@@ -70,7 +75,8 @@ def _read(file: _Csv, at_once: bool, wanted: Sequence[str], text: Collection[str
     known = {name: pa.large_string() for name in text}
     if at_once:
         table = _said(file, lambda threads: arrow_csv.read_csv(file.path, *file.options(wanted, known, threads)))
-        return read_held({name: table[name] for name in table.column_names})
+        held = read_held({name: table[name] for name in table.column_names})
+        return dataclasses.replace(held, refuse_odd=functools.partial(_refuse_odd, file))
     num_rows, kinds = _said(file, lambda threads: _scanned(file, wanted, known, threads))
     empty = of_table(pa.schema([(name, kinds[name]) for name in wanted]).empty_table())
 
@@ -81,7 +87,56 @@ def _read(file: _Csv, at_once: bool, wanted: Sequence[str], text: Collection[str
         except UNREADABLE as error:
             raise unreadable(file.where, error) from error
 
-    return Reading(dict.fromkeys(wanted, num_rows), empty, chunks)
+    refuse_odd = functools.partial(_refuse_odd, file)
+    return Reading(dict.fromkeys(wanted, num_rows), empty, chunks, refuse_odd=refuse_odd)
+
+
+def _refuse_odd(file: _Csv, names: Sequence[str]) -> None:
+    """Refuse numbers that Arrow reads and that are not, or not only, what is written: it is read again as text."""
+    import pyarrow as pa
+    import pyarrow.csv as arrow_csv
+
+    if not names:
+        return
+    text = dict.fromkeys(names, pa.large_string())
+    try:
+        with arrow_csv.open_csv(file.path, *file.options(names, text, True)) as blocks:
+            found = _first_odd(blocks, names)
+        line = 0 if found is None else _line(file, found[0])
+    except UNREADABLE as error:
+        raise unreadable(file.where, error) from error
+    if found is not None:
+        _, name, value = found
+        raise EpviError(
+            f"column {name!r} of file {file.where!r} has {value[:40]!r} in line {line:,}, {why_odd(value)}."
+        )
+
+
+def _first_odd(blocks: Iterable[Any], names: Sequence[str]) -> tuple[int, str, str] | None:
+    """The first row that has such a number, with its column and the text."""
+    done = 0
+    for block in blocks:
+        found = [(row, name) for name in names if (row := first_odd(block[name])) is not None]
+        if found:
+            row, name = min(found, key=lambda one: one[0])
+            return done + row, name, block[name][row].as_py().strip()
+        done += block.num_rows
+    return None
+
+
+def _line(file: _Csv, row: int) -> int:
+    """The line where a row begins; rows may have several lines, and empty ones are no rows."""
+    with _opened(file.path) as opened:
+        reader = csv.reader(opened)
+        for _ in range(file.header):
+            next(reader)
+        begins = reader.line_num + 1
+        for fields in reader:
+            row -= bool(fields)
+            if row < 0:
+                break
+            begins = reader.line_num + 1
+    return begins
 
 
 def _scanned(file: _Csv, wanted: Sequence[str], known: dict[str, Any], threads: bool) -> tuple[int, dict[str, Any]]:

@@ -3,8 +3,10 @@
 Takes paths; gives a `Part` of each, which knows the names of its columns and reads only those that are asked for.
 """
 
+import base64
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,20 +65,35 @@ def _open_parquet(path: Path, where: str, _at_once: bool) -> Part:
         try:
             with parquet.ParquetFile(path) as file:
                 num_rows, schema = file.metadata.num_rows, file.schema_arrow
+                categorical = _categorical(file)
         except UNREADABLE as error:
             raise unreadable(where, error) from error
-        empty = of_table(schema.empty_table().select(list(wanted)))
+        empty = of_table(schema.empty_table().select(list(wanted)), categorical)
 
         def chunks() -> Iterator[dict[str, Cells]]:
             try:
                 with parquet.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER) as file:
-                    yield from of_batches(file.iter_batches(batch_rows(empty), columns=list(wanted)))
+                    batches = file.iter_batches(batch_rows(empty), columns=list(wanted))
+                    yield from of_batches(batches, categorical)
             except UNREADABLE as error:
                 raise unreadable(where, error) from error
 
         return Reading(dict.fromkeys(wanted, num_rows), empty, chunks)
 
     return Part(where, tuple(parquet.read_schema(path).names), read)
+
+
+def _categorical(file: Any) -> set[str]:
+    """Columns that had categories where the file was written: Parquet keeps those of numbers in its notes only."""
+    import pyarrow as pa
+
+    said = (file.schema_arrow.pandas_metadata or {}).get("columns", [])
+    found = {one.get("field_name") for one in said if one.get("pandas_type") == "categorical"}
+    schema = (file.metadata.metadata or {}).get(b"ARROW:schema")
+    if schema is not None:
+        written = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema)))
+        found |= {field.name for field in written if pa.types.is_dictionary(field.type)}
+    return found
 
 
 def _open_npz(path: Path, where: str, _at_once: bool) -> Part:

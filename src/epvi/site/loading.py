@@ -4,7 +4,7 @@ Takes the parts of a source and the columns' names; gives `Source`. What is wron
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from epvi.errors import EpviError
 from epvi.site import cells
 from epvi.site.cells import Cells
 from epvi.site.checks import Check
+from epvi.site.numerals import Look
 from epvi.site.reading import Part, Reading
 from epvi.site.source import few, unknown_column
 
@@ -55,6 +56,19 @@ class Source:
         """Whether float32 holds the values of all parts as they are."""
         return all(cells.is_float32(reading.empty[name]) for reading in self.readings)
 
+    def kind(self, name: str) -> str:
+        """What the values are in all parts."""
+        return cells.kind_of(self._pieces(name)[0])
+
+    def categories(self, name: str) -> list[Any] | None:
+        """The categories in order, where the rows are one table whose own type has them."""
+        return self.readings[0].categories(name) if len(self.readings) == 1 else None
+
+    def refuse_odd(self, names: Sequence[str]) -> None:
+        """Refuse numbers whose text means something else."""
+        for reading in self.readings:
+            reading.refuse_odd([name for name in names if cells.kind_of(reading.empty[name]) == cells.NUMBERS])
+
     def held(self, name: str) -> np.ndarray | None:
         """The column, when it is one array already."""
         return self.readings[0].held.get(name) if len(self.readings) == 1 else None
@@ -65,10 +79,15 @@ class Source:
     def rows(self, asked: Asked) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Cells]]]:
         """Chunks of complete rows: what was asked for, and all columns as they are; faults are said in the end."""
         checks: list[Check] = []
+        # Levels are those of all parts, other faults those of one.
+        found: dict[str, dict[str, bool]] = {name: {} for name in asked.columns}
         kept_rows, is_fine = 0, True
         for part, reading in zip(self.parts, self.readings, strict=True):
             of_part = {
-                name: Check(name, part, asked.limits.get(name), asked.names.get(name, ())) for name in asked.columns
+                name: Check(
+                    name, part, asked.limits.get(name), asked.names.get(name, ()), look=Look(levels=found[name])
+                )
+                for name in asked.columns
             }
             checks += of_part.values()
             for chunk in _complete(part, reading, asked.drop_missing):
@@ -84,7 +103,8 @@ class Source:
                     yield values, chunk
         self.dropped = self.num_rows - kept_rows
         self._refuse_none(kept_rows)
-        for check in sorted(checks, key=lambda check: asked.columns.index(check.name)):
+        order = {name: i for i, name in enumerate(asked.columns)}
+        for check in sorted(checks, key=lambda check: order[check.name]):
             check.refuse()
 
     def _refuse_none(self, kept_rows: int) -> None:
@@ -100,7 +120,7 @@ def open_columns(parts: list[Part], wanted: list[str], coded: Mapping[str, Mappi
     text = [name for name in wanted if any(isinstance(level, str) for level in coded.get(name, ()))]
     readings = []
     for part in parts:
-        unknown = [name for name in wanted if name not in part.names]
+        unknown = part.lacks(wanted)
         if unknown:
             raise unknown_column(unknown[0], part)
         readings.append(part.read(wanted, text))
@@ -132,7 +152,7 @@ def _refuse_kinds(name: str, parts: list[Part], pieces: list[Cells]) -> None:
         words = [kinds[i][0] + (f" of shape {kinds[i][1]}" if kinds[i][1] else "") for i in (other, filled[0])]
         raise EpviError(
             f"column {name!r} of {parts[other].said} holds {words[0]} and in {parts[filled[0]].said} {words[1]}:"
-            " give all files the same kind."
+            " give all files the same kind, or give its levels."
         )
 
 

@@ -20,6 +20,7 @@ from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.handover import Provenance
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
+from epvi.site.levels import Undeclared
 from epvi.site.programs import Programs
 from epvi.site.recipe import read_rows
 from epvi.site.replies import Groups, density_replies, function_replies, same_coding, same_space
@@ -224,7 +225,7 @@ class DensityModel(Model):
 
 def _coded(rows: Any, made_of: Provenance) -> Columns:
     """The columns of rows that are coded as those that were fitted."""
-    table = read_rows(rows)
+    table = read_rows(rows, undeclared=Undeclared(fitted=made_of.levels))
     same_coding(made_of, table)
     return table.columns
 

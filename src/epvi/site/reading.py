@@ -6,20 +6,22 @@ time is made of what is not held.
 
 import csv
 import dataclasses
+import functools
 import math
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 
 from epvi.errors import EpviError
-from epvi.site.cells import Cells, as_cells, plain_cells, row_shape
+from epvi.site.cells import CATEGORIES, Cells, as_cells, categories, kind_of, plain_cells, row_shape
 
-MISSING = ("", "NA", "NaN", "nan", "null", "?")
 BATCH_ROWS = 2**16
 _BATCH_BYTES = 2**25
+
+_V = TypeVar("_V", bound=Hashable)
 
 UNREADABLE = (
     OSError,
@@ -38,13 +40,17 @@ class Reading:
     """Columns that are ready to be read.
 
     `lengths` are their numbers of rows, None for a single value; `empty` has none of their rows and shows their kinds;
-    `chunks` gives the rows in order; `held` are those columns of numbers that are arrays already.
+    `chunks` gives the rows in order; `held` are those columns of numbers that are arrays already. `categories` gives
+    those of a column whose own type has them in an order; `refuse_odd` refuses columns of numbers whose text means
+    something else.
     """
 
     lengths: dict[str, int | None]
     empty: dict[str, Cells]
     chunks: Callable[[], Iterator[dict[str, Cells]]]
     held: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+    categories: Callable[[str], list[Any] | None] = lambda name: None
+    refuse_odd: Callable[[Sequence[str]], None] = lambda names: None
 
     @property
     def num_rows(self) -> int:
@@ -65,9 +71,9 @@ class Part:
     read: Read
 
     def __post_init__(self) -> None:
-        twice = [name for i, name in enumerate(self.names) if name in self.names[:i]]
-        if twice:
-            raise EpviError(f"{self.said} has two columns named {twice[0]!r}: rename one of them.")
+        twice = first_twice(self.names)
+        if twice is not None:
+            raise EpviError(f"{self.said} has two columns named {twice!r}: rename one of them.")
         if not self.names:
             raise EpviError(f"{self.said} has no columns: it needs at least one.")
 
@@ -75,6 +81,24 @@ class Part:
     def said(self) -> str:
         """What to call it."""
         return f"file {self.where!r}" if self.where else "the data"
+
+    def lacks(self, names: Iterable[str]) -> list[str]:
+        """Those among the names that no column has."""
+        return [name for name in names if name not in self._there]
+
+    @functools.cached_property
+    def _there(self) -> frozenset[str]:
+        return frozenset(self.names)
+
+
+def first_twice(values: Iterable[_V]) -> _V | None:
+    """The first value that was there before, None if all differ."""
+    seen = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
 
 
 def unreadable(where: str, error: BaseException) -> EpviError:
@@ -113,7 +137,11 @@ def read_held(columns: dict[str, Any]) -> Reading:
 
     arrays = {name: _array(column) for name, column in many.items()}
     held = {name: array for name, array in arrays.items() if array is not None}
-    return Reading(lengths, empty, chunks, held)
+
+    def own(name: str) -> list[Any] | None:
+        return categories(as_cells(name, columns[name])) if kind_of(empty[name]) == CATEGORIES else None
+
+    return Reading(lengths, empty, chunks, held, own)
 
 
 def _array(column: Any) -> np.ndarray | None:
@@ -127,15 +155,18 @@ def _array(column: Any) -> np.ndarray | None:
     return column.chunk(0).to_numpy() if is_number and column.num_chunks == 1 and not column.null_count else None
 
 
-def of_batches(batches: Iterable[Any]) -> Iterator[dict[str, Cells]]:
-    """Chunks of Arrow's record batches."""
+def of_batches(batches: Iterable[Any], categorical: Container[str] = ()) -> Iterator[dict[str, Cells]]:
+    """Chunks of Arrow's record batches; see `of_table`."""
     import pyarrow as pa
 
     for batch in batches:
         if batch.num_rows:
-            yield of_table(pa.Table.from_batches([batch]))
+            yield of_table(pa.Table.from_batches([batch]), categorical)
 
 
-def of_table(table: Any) -> dict[str, Cells]:
-    """The columns of an Arrow table."""
-    return {name: plain_cells(table[name]) for name in table.column_names}
+def of_table(table: Any, categorical: Container[str] = ()) -> dict[str, Cells]:
+    """The columns of an Arrow table, of which some were `categorical` where they come from."""
+    return {
+        name: plain_cells(table[name].dictionary_encode() if name in categorical else table[name])
+        for name in table.column_names
+    }

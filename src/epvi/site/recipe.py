@@ -11,10 +11,11 @@ from typing import Any
 
 from epvi.errors import EpviError
 from epvi.site.assembly import Argument, Plan, Table, assemble
-from epvi.site.cells import level_key
-from epvi.site.reading import MISSING, Part
+from epvi.site.cells import needs_levels
+from epvi.site.levels import REFUSED, Keys, Undeclared, as_levels, numbered, said_level
+from epvi.site.reading import Part, first_twice
 from epvi.site.rows import as_columns, plain_array, raw_columns
-from epvi.site.source import few, is_path, open_source, unknown_column
+from epvi.site.source import is_path, open_source, unknown_column
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -26,7 +27,10 @@ class Rows:
     nameless files in the temporary folder (TMPDIR) and mapped from there; a plain .npy array is mapped where it is.
     `columns` says what a model's arguments are made of: `y="num"` is a column, `x=["age", "chol"]` a matrix of
     columns; without any, every column is the argument of its name. `levels` of a column are its categories in order:
-    codes 0, 1, ... alone, and inside a matrix an indicator column for each level but the first. Values outside `limits`
+    codes 0, 1, ... alone, and inside a matrix an indicator column for each level but the first. What pandas, polars or
+    Arrow call a category is never taken for a number: `epvi.fit` takes the categories of a table in memory as they are
+    ordered there, files and sites need `levels`, and new rows are coded as the fit was. Truth values are the levels 0
+    and 1. Values outside `limits`
     are refused. `drop_missing` leaves out rows that lack a value. `standardise` gives columns their (centre, scale), or
     is True: from all these rows, for the columns inside matrices with more than two values. `hash_key` is a secret that
     all sites share: the hash that tells whether two shards have the same rows is made with it.
@@ -35,7 +39,7 @@ class Rows:
     source: Any = dataclasses.field(repr=False)
     columns: dict[str, str | tuple[str, ...]]
     standardise: bool | dict[str, tuple[float, float]]
-    levels: dict[str, tuple[str | float, ...]]
+    levels: dict[str, Keys]
     limits: dict[str, tuple[float, float]]
     drop_missing: bool
     hash_key: str
@@ -61,7 +65,7 @@ class Rows:
             "source": source,
             "columns": {name: _sources(name, of) for name, of in columns.items()},
             "standardise": standardise,
-            "levels": _each("levels", levels, _levels),
+            "levels": _each("levels", levels, as_levels),
             "limits": _each("limits", limits, _limits),
             "drop_missing": drop_missing,
             "hash_key": hash_key,
@@ -72,7 +76,7 @@ class Rows:
 
     def _check(self) -> None:
         """Refuse options for columns that are not used, and those that contradict each other."""
-        used = self.used
+        used = set(self.used)
         units = {} if isinstance(self.standardise, bool) else self.standardise
         for what, option in (("standardise", units), ("levels", self.levels), ("limits", self.limits)):
             strange = [name for name in option if used and name not in used]
@@ -87,11 +91,19 @@ class Rows:
         if self.standardise is True and all(isinstance(of, str) for of in self.columns.values()):
             raise EpviError('standardise=True is for columns in lists, as in x=["age", "chol"]: there is no list here.')
 
-    def read(self, also: str | None = None, *, keep: bool = False, optional: Container[str] = ()) -> Table:
+    def read(
+        self,
+        also: str | None = None,
+        *,
+        keep: bool = False,
+        optional: Container[str] = (),
+        undeclared: Undeclared = REFUSED,
+    ) -> Table:
         """The rows, read and checked.
 
         `also` is a further source column, given unchanged in the table's `extra`; where no columns are chosen it is no
         argument then, unless `keep`. `optional` are arguments to leave out when the source has none of their columns.
+        `undeclared` says what becomes of categories without `levels`.
         """
         parts = open_source(self.source)
         extra = also
@@ -99,17 +111,18 @@ class Rows:
             extra = str(self.columns[str(also)])
         arguments = self._arguments(parts, also, keep, optional)
         standardise = self.standardise if isinstance(self.standardise, dict) else {}
-        for name in (*standardise, *self.levels, *self.limits):
-            if not self.columns and name not in parts[0].names:
-                raise unknown_column(name, parts[0])
+        unknown = [] if self.columns else parts[0].lacks((*standardise, *self.levels, *self.limits))
+        if unknown:
+            raise unknown_column(unknown[0], parts[0])
         plan = Plan(
             arguments,
-            {name: {level_key(level): i for i, level in enumerate(levels)} for name, levels in self.levels.items()},
-            {name: tuple(map(said_level, levels)) for name, levels in self.levels.items()},
+            {name: numbered(keys) for name, keys in self.levels.items()},
+            {name: tuple(map(said_level, keys)) for name, keys in self.levels.items()},
             self.limits,
             standardise,
             self.standardise is True,
             self.drop_missing,
+            undeclared,
         )
         table = assemble(parts, plan, extra)
         return dataclasses.replace(
@@ -125,14 +138,16 @@ class Rows:
         there = parts[0].names
         if not self.columns:
             for part in parts:
-                more = [name for name in part.names if name not in there]
+                more = parts[0].lacks(part.names)
                 if more:
                     raise EpviError(
                         f"{part.said} has a column {more[0]!r}, which {parts[0].said} has not: give all one."
                     )
             return tuple(Argument(name, (name,), False) for name in there if name != also or keep)
         listed = self._listed
-        found = [one for one in listed if one.name not in optional or any(name in there for name in one.sources)]
+        found = [
+            one for one in listed if one.name not in optional or len(parts[0].lacks(one.sources)) < len(one.sources)
+        ]
         return tuple(found or listed)
 
     @property
@@ -155,12 +170,19 @@ class Rows:
         return not any(options) and not is_path(self.source) and not hasattr(self.source, "__arrow_c_stream__")
 
 
-def read_rows(rows: Any, also: str | None = None, *, keep: bool = False, optional: Container[str] = ()) -> Table:
+def read_rows(
+    rows: Any,
+    also: str | None = None,
+    *,
+    keep: bool = False,
+    optional: Container[str] = (),
+    undeclared: Undeclared = REFUSED,
+) -> Table:
     """The one door for rows: a `Rows`, a path or glob, a data frame or a mapping of arrays. See `Rows.read`."""
     rows = rows if isinstance(rows, Rows) else Rows(rows)
-    if not rows.is_plain:
-        return rows.read(also, keep=keep, optional=optional)
-    raw = raw_columns(rows.source)
+    raw = raw_columns(rows.source) if rows.is_plain else {}
+    if not rows.is_plain or any(needs_levels(column) for name, column in raw.items() if name != also or keep):
+        return rows.read(also, keep=keep, optional=optional, undeclared=undeclared)
     if also is None:
         return Table(as_columns(raw), hash_key=rows.hash_key)
     if also not in raw:
@@ -177,8 +199,9 @@ def read_rows(rows: Any, also: str | None = None, *, keep: bool = False, optiona
 
 def check_arguments(names: Iterable[str]) -> None:
     """Refuse arguments of a model whose names `Rows` has for itself."""
+    taken = {"self", *inspect.signature(Rows).parameters}
     for name in names:
-        if name == "self" or name in inspect.signature(Rows).parameters:
+        if name in taken:
             raise EpviError(f"an argument is called {name!r}, which says how rows are read: rename it in the model.")
 
 
@@ -202,9 +225,9 @@ def _sources(name: str, of: Any) -> str | tuple[str, ...]:
         return of
     if not isinstance(of, list | tuple) or not of or any(not isinstance(one, str) for one in of):
         raise EpviError(f"{name} is {str(of)[:40]!r}: pass a column's name, or a list of names for a matrix.")
-    twice = [one for i, one in enumerate(of) if one in of[:i]]
-    if twice:
-        raise EpviError(f"{name} lists column {twice[0]!r} twice: once is enough.")
+    twice = first_twice(of)
+    if twice is not None:
+        raise EpviError(f"{name} lists column {twice!r} twice: once is enough.")
     return tuple(of)
 
 
@@ -237,25 +260,3 @@ def _limits(name: str, value: Any) -> tuple[float, float]:
             f"limits of column {name!r} are {str(value)[:60]}: pass (lowest, highest), either may be None."
         ) from None
     return pair
-
-
-def _levels(name: str, value: Any) -> tuple[str | float, ...]:
-    levels = list(value) if isinstance(value, list | tuple) or hasattr(value, "tolist") else []
-    keys = [level_key(level) for level in levels]
-    kinds = {type(key) for key in keys}
-    if len(levels) < 2 or len(kinds) > 1 or not kinds <= {str, float} or "" in keys:
-        raise EpviError(f"levels of column {name!r}: pass a list of at least two, all of them text or all numbers.")
-    if any(isinstance(key, float) and not math.isfinite(key) for key in keys):
-        raise EpviError(f"levels of column {name!r} have one that is not finite: leave it out.")
-    if any(key in MISSING for key in keys):
-        raise EpviError(f"levels of column {name!r} have one of {few(MISSING[1:])}, which mean missing: rename it.")
-    if len(set(keys)) < len(keys):
-        raise EpviError(f"levels of column {name!r} name one level twice: each level once.")
-    return tuple(key for key in keys if key is not None)
-
-
-def said_level(level: str | float) -> str:
-    """A level as a name: 2 for 2.0."""
-    if isinstance(level, str):
-        return level
-    return str(int(level)) if level == int(level) else repr(level)

@@ -16,7 +16,7 @@ from numpyro.primitives import Messenger
 
 from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
-from epvi.handover import Provenance
+from epvi.handover import Provenance, plain_coding
 from epvi.site.assembly import Table
 from epvi.site.inspection import FEW, MANY, run_abstract, take
 from epvi.site.programs import Programs
@@ -145,15 +145,17 @@ def same_coding(made_of: Provenance, table: Table) -> None:
     """
     if not table.sources or not made_of.columns:
         return
-    for name, sources in table.sources.items():
-        if name in made_of.columns and made_of.columns[name] != sources:
+    columns, levels = plain_coding(table.sources, table.levels)
+    fitted_columns, fitted_levels = plain_coding(made_of.columns, made_of.levels)
+    for name, sources in columns.items():
+        if name in fitted_columns and fitted_columns[name] != sources:
             raise EpviError(
                 f"{name} is made of {_few(sources)}, and where the posterior was fitted of"
-                f" {_few(made_of.columns[name])}: take the same columns, in one order."
+                f" {_few(fitted_columns[name])}: take the same columns, in one order."
             )
-    there = {source.partition("=")[0] for sources in table.sources.values() for source in sources}
+    there = {source.partition("=")[0] for sources in columns.values() for source in sources}
     for what, told, fitted in (
-        ("levels", table.levels, made_of.levels),
+        ("levels", levels, fitted_levels),
         ("constants", table.standardised, made_of.standardised),
     ):
         other = [name for name in {**told, **fitted} if name in there and told.get(name) != fitted.get(name)]

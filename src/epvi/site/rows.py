@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from epvi.errors import EpviError
+from epvi.site.numerals import TOO_LARGE, first_inexact
 
 Columns = dict[str, np.ndarray]
 
@@ -26,6 +27,8 @@ def as_columns(rows: Any, what: str = "rows") -> Columns:
 
 def raw_columns(rows: Any, what: str = "rows") -> dict[str, Any]:
     """The columns by name, unchecked; anything with `keys` and `[]`, so that data frames work too."""
+    if not hasattr(rows, "keys") and hasattr(rows, "collect"):
+        raise EpviError(f"{what} is a {type(rows).__name__}: pass what its collect() gives, or write it to Parquet.")
     if not hasattr(rows, "keys") or not hasattr(rows, "__getitem__"):
         raise EpviError(f'{what} is a {type(rows).__name__}: pass a mapping of columns, as in {{"x": X, "y": y}}.')
     columns = {name: rows[name] for name in rows.keys()}  # noqa: SIM118 (a data frame's own iteration may differ)
@@ -59,6 +62,9 @@ def _column(name: str, values: Any) -> np.ndarray:
         raise EpviError(f"column {name!r} holds dates or durations: turn it into numbers first, in a unit you choose.")
     if column.dtype.kind not in "biuf":
         raise EpviError(f"column {name!r} holds {column.dtype} values: pass real numbers.")
+    large = first_inexact(column)
+    if large is not None:
+        raise EpviError(f"column {name!r} has the number {large}, {TOO_LARGE}.")
     if column.dtype.kind == "f":
         column = column.astype(np.float32 if column.dtype.itemsize <= 4 else np.float64, copy=False)
         # The sum is finite when every entry is; only when it is not are the entries looked at.

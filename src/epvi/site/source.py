@@ -14,7 +14,7 @@ from typing import Any
 from epvi.errors import EpviError
 from epvi.site.cells import as_cells
 from epvi.site.formats import open_files
-from epvi.site.reading import Part, Reading, read_held
+from epvi.site.reading import Part, Reading, first_twice, read_held
 from epvi.site.rows import raw_columns
 
 
@@ -29,9 +29,9 @@ def open_source(source: Any) -> list[Part]:
     """The parts of a source; a part reads its columns when it is asked to."""
     if is_path(source):
         paths = [path for one in (source if isinstance(source, list | tuple) else [source]) for path in _found(one)]
-        twice = [path for i, path in enumerate(paths) if path in paths[:i]]
-        if twice:
-            raise EpviError(f"file {str(twice[0])!r} is named twice: its rows would count twice.")
+        twice = first_twice(paths)
+        if twice is not None:
+            raise EpviError(f"file {str(twice)!r} is named twice: its rows would count twice.")
         return open_files(paths)
     if hasattr(source, "__arrow_c_stream__"):
         return [_open_frame(source)]
@@ -84,10 +84,23 @@ def _as_arrow(frame: Any) -> Any:
     try:
         return pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
+        names = list(frame.keys()) if hasattr(frame, "keys") else []
+        bad = _mixed(frame, names) if len(names) > 1 else names
+        which = f"column {bad[0]!r}" if bad else "it columns with names, each with"
         raise EpviError(
-            f"the {type(frame).__name__} cannot be read as a table ({type(error).__name__}): give it columns with"
-            " names, each with plain values of one kind."
+            f"the {type(frame).__name__} cannot be read as a table ({type(error).__name__}): give {which} plain values"
+            " of one kind."
         ) from error
+
+
+def _mixed(frame: Any, names: Sequence[str]) -> list[str]:
+    """The first column that Arrow cannot take, if it is one."""
+    for name in names:
+        try:
+            _as_arrow(frame[[name]])
+        except EpviError:
+            return [name]
+    return []
 
 
 def unknown_column(name: str, part: Part) -> EpviError:

@@ -47,7 +47,7 @@ def column_stats(rows: Any, names: Sequence[str] | None = None, *, min_rows: int
 def _of_part(part: Part, rows: Rows, chosen: list[str], used: list[str], strict: bool) -> dict[str, ColumnStats]:
     """The chosen columns of one file; when not `strict`, only those of numbers."""
     wanted = list(dict.fromkeys([*chosen, *used]))
-    unknown = [name for name in wanted if name not in part.names]
+    unknown = part.lacks(wanted)
     if unknown:
         raise unknown_column(unknown[0], part)
     reading = part.read(wanted, [])
@@ -57,6 +57,7 @@ def _of_part(part: Part, rows: Rows, chosen: list[str], used: list[str], strict:
     for name in numeric:
         if cells.row_shape(reading.empty[name]) != ():
             raise EpviError(f"column {name!r} of {part.said} is a matrix: statistics are of single columns.")
+    reading.refuse_odd([name for name in numeric if cells.kind_of(reading.empty[name]) == cells.NUMBERS])
     checks = {name: Check(name, part, rows.limits.get(name)) for name in numeric}
     tallies = {name: Tally(name) for name in numeric}
     missing = dict.fromkeys(numeric, 0)
@@ -77,7 +78,7 @@ def _of_part(part: Part, rows: Rows, chosen: list[str], used: list[str], strict:
 
 
 def _is_numeric(empty: Cells) -> bool:
-    return cells.row_shape(empty) == () and cells.kind_of(empty) in (cells.NUMBERS, cells.TRUTHS, cells.NOTHING)
+    return cells.row_shape(empty) == () and cells.kind_of(empty) in (cells.NUMBERS, cells.NOTHING)
 
 
 def _stats(tally: Tally, missing: int) -> ColumnStats:
