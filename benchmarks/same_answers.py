@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     answers = answers_of(chosen)
     if chosen.write is not None:
-        np.savez_compressed(chosen.write, **answers)
+        np.savez_compressed(chosen.write, allow_pickle=False, **answers)
         print(f"{len(answers)} quantities are in {chosen.write}.")
         return 0
     with np.load(chosen.compare) as kept:

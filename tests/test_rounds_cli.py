@@ -64,7 +64,7 @@ def compiled_once():
             return known[name]
 
         patch.setattr("epvi.references.model_named", remembered)
-        patch.setattr("epvi.study.model_named", remembered)
+        patch.setattr("epvi.study.study_model", lambda name, fixed, folder, **_: remembered(name, fixed, folder))
         yield
 
 

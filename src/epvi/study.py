@@ -18,7 +18,7 @@ from epvi.columnstats import Stats
 from epvi.draws import Draws
 from epvi.errors import EpviError
 from epvi.handover import Part, ShardFit
-from epvi.references import model_named
+from epvi.references import study_model
 from epvi.scores import Scores
 from epvi.site.answer import score
 from epvi.site.model import Model
@@ -46,7 +46,8 @@ _INFERENCE = {field.name for field in dataclasses.fields(NVI)}
 class Study:
     """What all sites of a study agree on.
 
-    `shards` are names with shares of the prior, in order; `standardise` are columns that need a centre and a scale.
+    `shards` are names with shares of the prior, in order; `standardise` are columns that need a centre and a scale;
+    `allow_module` is the user's own word, not the study's: whether its model may be one of an installed module.
     """
 
     path: Path
@@ -62,6 +63,7 @@ class Study:
     min_rows: int
     drop_missing: bool
     hash_key: str
+    allow_module: bool = False
 
     @property
     def num_shards(self) -> int:
@@ -69,8 +71,8 @@ class Study:
         return len(self.shards)
 
     def model(self) -> Model:
-        """The model, from the file beside the study's."""
-        return model_named(self.model_reference, self.fixed, self.path.parent)
+        """The model: a ready one, or from the file beside the study's, which is run."""
+        return study_model(self.model_reference, self.fixed, self.path.parent, allow_module=self.allow_module)
 
     def rows(self, source: Any) -> Rows:
         """The rows of a site, with the study's columns and units."""
@@ -183,11 +185,14 @@ def _said(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "the site"
 
 
-def load_study(path: str | Path) -> Study:
-    """The study in a `study.toml`, checked."""
+def load_study(path: str | Path, *, allow_module: bool = False) -> Study:
+    """The study in a `study.toml`, checked; `allow_module` lets it name a model in an installed module.
+
+    Reading it runs nothing. Its model, once it is asked for, is run: the file beside it is a program.
+    """
     path = Path(path)
     try:
-        return read_study(path, path.read_text("utf-8"))
+        return dataclasses.replace(read_study(path, path.read_text("utf-8")), allow_module=allow_module)
     except OSError as error:
         raise EpviError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:

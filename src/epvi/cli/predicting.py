@@ -22,6 +22,7 @@ _ENDINGS = (".csv", ".parquet", ".npz")
 @options.model
 @click.argument("posterior", type=options.PATH)
 @options.rows
+@options.allow_module
 @options.fixed
 @click.option("--draws", default=1000, show_default=True, type=click.IntRange(2), help="Draws of the posterior.")
 @options.seed
@@ -51,8 +52,7 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
 
     if said["output"] is not None:
         _check_output(said["output"], [*said["rows"], str(posterior), model.partition(":")[0]])
-    if model.endswith(".toml"):
-        options.refuse_settled(context, model)
+    options.is_study(context, model)
     found = load_only(posterior, Posterior)
     named, rows = _model_and_rows(model, said, found.fits[0].made_of.standardised)
     with busy("predicting"):
@@ -84,7 +84,7 @@ def _model_and_rows(model: str, said: dict[str, Any], constants: Mapping[str, tu
     if model.endswith(".toml"):
         from epvi.study import load_study
 
-        source, study = options.make_source(said), load_study(model)
+        source, study = options.make_source(said), load_study(model, allow_module=said["allow_module"])
         return study.model(), study.rows(source)
     rows = options.make_rows(said, constants)
     from epvi.references import model_named
