@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from epvi.errors import EpviError
+from epvi.shown import shown
 
 FORMAT = 1
 KINDS = ("shard", "posterior", "stats", "draws", "scores", "moments")
@@ -107,11 +108,6 @@ def load(path: str | os.PathLike) -> Envelope:
         raise EpviError(f"{shown(path)} cannot be read: {error.strerror or error}.") from error
     except Malformed as error:
         raise unusable(path, error) from error
-
-
-def shown(path: str | os.PathLike) -> str:
-    """A file's name as a message can have it: who sent the file may also have named it."""
-    return "".join(c if c.isprintable() else "?" for c in os.fspath(path))
 
 
 def unusable(path: str | os.PathLike, error: Malformed) -> EpviError:

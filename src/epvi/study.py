@@ -20,6 +20,7 @@ from epvi.errors import EpviError
 from epvi.handover import Part, ShardFit
 from epvi.references import study_model
 from epvi.scores import Scores
+from epvi.shown import shown
 from epvi.site.answer import score
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
@@ -122,7 +123,7 @@ class Study:
         table = read_rows(self.rows(source))
         self._check_rows(source, table.num_rows)
         share = share if prior is None else as_share(prior, num_shards)
-        part = Part(index, num_shards, f"{index} of {num_shards} ({name})", share)
+        part = Part(index, num_shards, shown(f"{index} of {num_shards} ({name})"), share)
         return self._named(fit_table(self.model(), table, part, self.inference, self.seed))
 
     def score(self, source: Any, shard: str, draws: Draws, *, exact: bool = False) -> Scores:
@@ -137,7 +138,7 @@ class Study:
         number, share, name = self.shard(shard)
         share = share if prior is None else as_share(prior, self.num_shards)
         made = stand_in(self.model(), self.rows(self._made_up()), number, prior=share, seed=self.seed)
-        return self._named(dataclasses.replace(made, label=f"{made.label} ({name})"))
+        return self._named(dataclasses.replace(made, label=shown(f"{made.label} ({name})")))
 
     def stats(self, source: Any) -> Stats:
         """Counts, means and sds of columns of numbers, in their own units.
@@ -221,7 +222,7 @@ class _Reader:
             raise self.wrong("arguments", 'is empty: say what the model\'s arguments are made of, as in y = "num"')
         made = Study(
             path=self.path,
-            name=self.text(table, "name", self.path.stem),
+            name=shown(self.text(table, "name", self.path.stem)),
             model_reference=self.text(table, "model"),
             arguments=arguments,
             fixed=self.table(table, "fixed"),

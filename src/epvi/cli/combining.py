@@ -8,6 +8,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, about_posterior, busy, give, size_of, trusted
 from epvi.errors import EpviError
+from epvi.shown import shown
 
 if TYPE_CHECKING:
     from epvi.hub import Conflict, Posterior
@@ -46,7 +47,7 @@ def combine(context: click.Context, files: tuple[Path, ...], **said: Any) -> Non
     if said["output"] is not None:
         path = posterior.save(said["output"])
         data["file"] = str(path)
-        words.append(f"\nWrote {path} ({size_of(path)}).")
+        words.append(f"\nWrote {shown(path)} ({size_of(path)}).")
     give(said["as_json"], data, "\n".join(words))
 
 

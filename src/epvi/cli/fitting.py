@@ -8,6 +8,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, about_fit, about_posterior, busy, counted, give, size_of, trusted
 from epvi.cli.writing import check_kind
+from epvi.shown import shown
 
 
 @click.command(cls=Verb)
@@ -68,7 +69,7 @@ def fit(model: str, **said: Any) -> None:
     )
     path = posterior.save(said["output"])
     summary = posterior.summary()
-    words = f"{summary}\n\n{posterior.stands_for}. {trusted(posterior)}\nWrote {path} ({size_of(path)})."
+    words = f"{summary}\n\n{posterior.stands_for}. {trusted(posterior)}\nWrote {shown(path)} ({size_of(path)})."
     give(said["as_json"], {**about_posterior(posterior, summary), "file": str(path)}, words)
 
 
@@ -107,10 +108,10 @@ def shard(context: click.Context, model: str, **said: Any) -> None:
     rows = counted(made.num_rows, "row")
     words = (
         f"Shard {made.label}: {rows}, {made.prior} of the prior. {made.status}\n"
-        f"Wrote {path} ({size_of(path)}); epvi show {path} prints all that is in it."
+        f"Wrote {shown(path)} ({size_of(path)}); epvi show {shown(path)} prints all that is in it."
     )
     if not made.status.ok:
-        words += f"\nepvi combine will refuse {path} as it is."
+        words += f"\nepvi combine will refuse {shown(path)} as it is."
     give(said["as_json"], {**about_fit(made), "file": str(path)}, words)
 
 

@@ -11,6 +11,7 @@ from epvi.cli import options
 from epvi.cli.output import Verb, busy, give
 from epvi.cli.writing import check_apart
 from epvi.errors import EpviError
+from epvi.shown import shown
 
 if TYPE_CHECKING:
     from epvi.site.assembly import Table
@@ -69,7 +70,7 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
         words.append(f"log predictive density, mean over rows: {score:.6f}")
     if said["output"] is not None:
         data["file"] = str(write_predictions(said["output"], draws))
-        words.append(f"Wrote {said['output']}.")
+        words.append(f"Wrote {shown(said['output'])}.")
     give(said["as_json"], data, "\n".join(words))
 
 

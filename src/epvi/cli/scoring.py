@@ -8,6 +8,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, busy, counted, give, size_of
 from epvi.cli.writing import check_kind
+from epvi.shown import shown
 
 if TYPE_CHECKING:
     from epvi.draws import Draws
@@ -48,7 +49,8 @@ def score(context: click.Context, model: str, draws: Path, **said: Any) -> None:
     how = "with every row" if made.exact else f"known to {float(max(made.errors)):.2g} nats or better"
     words = (
         f"Shard {made.label}: {counted(len(made.values), 'draw')} scored on {counted(made.num_rows, 'row')}, {how}.\n"
-        f"Wrote {path} ({size_of(path)}); epvi show {path} prints all that is in it. Send it to the centre."
+        f"Wrote {shown(path)} ({size_of(path)}); epvi show {shown(path)} prints all that is in it."
+        " Send it to the centre."
     )
     data = {
         "file": str(path),
