@@ -115,7 +115,7 @@ def write_predictions(path: Path, draws: dict[str, Any]) -> Path:
 
     import numpy as np
 
-    from epvi.envelope import write_whole
+    from epvi.atomic import write_whole
 
     buffer = io.BytesIO()
     if path.suffix == ".npz":
