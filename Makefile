@@ -4,7 +4,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 READY := .venv/ready-$(VERSION)
 RUN := .venv/bin
 
-.PHONY: demo test test-engines test-docs test-all test-loop check format bench bench-tall bench-accuracy reproduce reproduce-full clean
+.PHONY: demo test test-engines test-docs test-all test-loop test-lowest sdist-check check format bench bench-tall bench-accuracy reproduce reproduce-full clean
 
 demo: $(READY)
 	$(RUN)/python examples/demo.py
@@ -28,6 +28,28 @@ test-all: $(READY)
 # From a fresh clone with empty caches, again and again, with something else on one core in some of the runs.
 test-loop:
 	$(PYTHON) tests/loop.py --python $(PYTHON)
+
+# A quick part of the tests with the lowest versions that pyproject.toml allows of every direct dependency. Warnings are
+# no errors here: old versions have some of their own beside newer ones.
+LOWEST := atomic cli combine_kinds export fit handover references shown sources study_danger
+test-lowest: .venv-lowest/ready-$(VERSION)
+	.venv-lowest/bin/pytest -o filterwarnings= -m "not slow" $(LOWEST:%=tests/test_%.py)
+
+.venv-lowest/ready-$(VERSION): pyproject.toml tests/lowest.py
+	$(PYTHON) -m venv --clear .venv-lowest
+	$(PYTHON) tests/lowest.py > .venv-lowest/requirements.txt
+	.venv-lowest/bin/pip install --quiet --requirement .venv-lowest/requirements.txt
+	.venv-lowest/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+# The sdist, unpacked elsewhere: its tests are all found there, and a few of them run.
+sdist-check: $(READY)
+	$(RUN)/pip install --quiet build
+	rm -rf dist/unpacked
+	$(RUN)/python -m build --sdist --outdir dist/unpacked
+	tar -xzf dist/unpacked/*.tar.gz -C dist/unpacked --strip-components=1
+	cd dist/unpacked && PYTHONPATH=$$PWD/src ../../$(RUN)/pytest -q --collect-only > collected.txt
+	cd dist/unpacked && PYTHONPATH=$$PWD/src ../../$(RUN)/pytest -q $(patsubst %,tests/test_%.py,packaging references shown claims)
 
 check: $(READY)
 	$(RUN)/ruff check
@@ -96,4 +118,4 @@ $(READY): pyproject.toml
 	touch $@
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-lowest dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -4,6 +4,7 @@ Prints one table and draws demo.png, in the manner of the paper's Figure 1: the 
 shards believes alone, and the product of their beliefs.
 """
 
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import epvi
+from epvi.atomic import write_whole
 from epvi.models import logistic, simulate_logistic
 
 matplotlib.use("Agg")
@@ -141,8 +143,10 @@ def draw(product: epvi.Posterior, full: epvi.Posterior, draws: np.ndarray, path:
     a.legend([dots, line], ["NUTS", "fit of all rows"], markerscale=3, **style)
     b.legend([Line2D([], [], color="0.3", linestyle="--")], ["range of (a) and (c)"], **style)
     c.legend([patch, line], ["product", "fit of all rows"], **style)
-    figure.savefig(path, dpi=110)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=110, format=path.suffix[1:] or "png")
     plt.close(figure)
+    write_whole(path, picture.getvalue())
 
 
 def main(path: str | Path = "demo.png") -> None:

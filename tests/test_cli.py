@@ -142,7 +142,7 @@ REFUSED = {
     "no shard's file": (("combine", "s1.epvi", "s2.csv", "--check"), "s2.csv is not a usable .epvi file"),
     "a shard that is in it": (("combine", "posterior.epvi", "s1.epvi", "--check"), "is there twice"),
     "two posteriors": (("combine", "posterior.epvi", "posterior.epvi", "--check"), "are both posteriors"),
-    "statistics to combine": (("combine", "s1.epvi", "s1.stats.epvi", "--check"), "holds statistics of columns"),
+    "statistics to combine": (("combine", "s1.stats.epvi", "--check"), "holds statistics of columns"),
     "a folder to show": (("show", "folder"), "folder is not a file"),
     "a table to show": (("show", "s1.csv"), "s1.csv is not a usable .epvi file"),
     "nothing to show": (("show", "nosuch.epvi"), "nosuch.epvi cannot be read: No such file"),

@@ -64,7 +64,7 @@ def compiled_once():
             return known[name]
 
         patch.setattr("epvi.references.model_named", remembered)
-        patch.setattr("epvi.study.model_named", remembered)
+        patch.setattr("epvi.study.study_model", lambda name, fixed, folder, **_: remembered(name, fixed, folder))
         yield
 
 
@@ -285,7 +285,10 @@ REFUSED = {
         ("score", "model.py:counts", "posterior.epvi", *SCORE[3:]),
         r"posterior\.epvi holds a posterior: pass a file of draws to score \(epvi certify --draws\)",
     ),
-    "scores to combine": (("combine", "site-1.epvi", "scores-2-of-3.epvi", "--check"), "holds a site's scores"),
+    "scores to combine": (
+        ("combine", "site-1.epvi", "scores-2-of-3.epvi", "--check"),
+        "scores-2-of-3.epvi holds a site's scores, no shard's fit: leave it out here; epvi certify takes it",
+    ),
     "draws to summarise": (("summary", "draws.epvi"), "draws.epvi holds draws to score: pass a file of a shard's fit"),
     "draws to predict with": (
         ("predict", "model.py:counts", "draws.epvi", "--rows", "s1.csv", *COLUMNS),

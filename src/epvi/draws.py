@@ -20,6 +20,7 @@ from epvi.handover import MOST_SHARDS, Part, Provenance, describe_provenance, re
 from epvi.mixture import GaussianMixture
 from epvi.packing import describe_space, mixture_arrays, read_mixture, read_space
 from epvi.record import Record, as_text, printable
+from epvi.shown import shown
 from epvi.space import Space
 from epvi.structure import Full
 
@@ -65,7 +66,7 @@ class Draws:
     @property
     def called(self) -> str:
         """What to call them in a message."""
-        return f"the draws in {envelope.shown(self.file)}" if self.file else "the draws"
+        return f"the draws in {shown(self.file)}" if self.file else "the draws"
 
     def points(self) -> Float[np.ndarray, "C R d"]:
         """The draws of every Gaussian at which its moments are averaged."""

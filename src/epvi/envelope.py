@@ -5,13 +5,11 @@ from strangers: nothing in them is code, the sizes they claim are compared with 
 allocated, and whatever is wrong with one is a `Malformed`, in words.
 """
 
-import contextlib
 import hashlib
 import json
 import math
 import os
 import re
-import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from epvi.atomic import write_whole
 from epvi.errors import EpviError
+from epvi.shown import shown
 
 FORMAT = 1
 KINDS = ("shard", "posterior", "stats", "draws", "scores", "moments")
@@ -71,26 +71,6 @@ def save(path: str | os.PathLike, envelope: Envelope, read: Callable[[Envelope],
     return write_whole(path, content)
 
 
-def write_whole(path: str | os.PathLike, content: bytes) -> Path:
-    """Write bytes under a temporary name beside `path`, and rename."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        if path.is_dir():
-            raise EpviError(f"{path} is a folder: name a file to write.")
-        with open(part, "xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise EpviError(f"{path} cannot be written: {error.strerror or error}.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            part.unlink()
-    return path
-
-
 def load(path: str | os.PathLike) -> Envelope:
     """Read a file whole and check it; its contents are checked by what they become."""
     try:
@@ -107,11 +87,6 @@ def load(path: str | os.PathLike) -> Envelope:
         raise EpviError(f"{shown(path)} cannot be read: {error.strerror or error}.") from error
     except Malformed as error:
         raise unusable(path, error) from error
-
-
-def shown(path: str | os.PathLike) -> str:
-    """A file's name as a message can have it: who sent the file may also have named it."""
-    return "".join(c if c.isprintable() else "?" for c in os.fspath(path))
 
 
 def unusable(path: str | os.PathLike, error: Malformed) -> EpviError:

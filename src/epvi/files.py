@@ -15,6 +15,7 @@ from epvi.hub.posterior import Posterior
 from epvi.hub.stored import unpack_posterior
 from epvi.record import Record, as_text
 from epvi.scores import Scores, unpack_scores
+from epvi.shown import shown
 from epvi.version import __version__
 
 Loaded = ShardFit | Posterior | Draws | Scores
@@ -44,7 +45,7 @@ def load_only(path: str | os.PathLike, *kinds: type[T]) -> T:
     if isinstance(found, kinds):
         return found
     wanted = " or ".join(f"{_CALLED[kind][0]} ({_CALLED[kind][1]})" for kind in kinds)
-    raise EpviError(f"{envelope.shown(path)} holds {_CALLED[type(found)][0]}: pass a file of {wanted}.")
+    raise EpviError(f"{shown(path)} holds {_CALLED[type(found)][0]}: pass a file of {wanted}.")
 
 
 def load_any(path: str | os.PathLike) -> Loaded | Stats:

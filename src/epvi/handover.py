@@ -18,6 +18,7 @@ from epvi.envelope import Envelope, Malformed
 from epvi.mixture import Estimate, GaussianMixture
 from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
+from epvi.shown import shown
 from epvi.space import Space
 from epvi.status import Status
 
@@ -109,13 +110,13 @@ class ShardFit:
     file: str = ""
 
     def __repr__(self) -> str:
-        return f"ShardFit(shard {self.label}, {self.num_rows:,} rows, {self.mixture!r}, {self.status})"
+        return f"ShardFit(shard {shown(self.label)}, {self.num_rows:,} rows, {self.mixture!r}, {self.status})"
 
     @property
     def called(self) -> str:
         """What to call it in a message: the file it came from, if any, and the shard."""
         shard = f"shard {printable(self.label, 80)}"
-        return f"{envelope.shown(self.file)} ({shard})" if self.file else shard
+        return f"{shown(self.file)} ({shard})" if self.file else shard
 
     @property
     def is_stand_in(self) -> bool:

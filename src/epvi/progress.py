@@ -24,8 +24,15 @@ class ShardProgress:
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-            columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-            self._bar = Progress(*columns, TextColumn("{task.fields[doing]}"), console=Console(stderr=True))
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+            )
+            self._bar = Progress(
+                *columns, TextColumn("{task.fields[doing]}", markup=False), console=Console(stderr=True)
+            )
             self._bar.start()
             self._task = self._bar.add_task("fitting shards", total=self._num_shards, doing="")
         return self

@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any, SupportsFloat, TypeVar
 
 from epvi.envelope import Malformed
+from epvi.shown import shown
 
 T = TypeVar("T")
 
@@ -85,7 +86,7 @@ class Record:
 
 def printable(text: str, most: int = MOST_TEXT) -> str:
     """The text as `as_text` takes it: control characters become question marks, and it is cut to its length."""
-    return "".join(c if c.isprintable() else "?" for c in text)[:most]
+    return shown(text, most)
 
 
 def as_text(value: Any, what: str, most: int = MOST_TEXT) -> str:

@@ -1,53 +1,84 @@
 """Models by name: `file.py:function`, `module:function`, or a ready model such as `logistic`.
 
-Takes the text that a user writes on the command line or in a study; gives the `Model`. What it names is imported, so it
-is the user's own code, never something that came with a file of results.
+Takes the text that a user writes on the command line, or that is in a study; gives the `Model`. What it names is
+imported. A user's own word may name anything; a study comes from others, and names what it brings.
 """
 
-import functools
 import importlib
-import importlib.util
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from epvi.errors import EpviError
+from epvi.modelfile import inside, is_at_home, run_file, tell, told_of
 
 if TYPE_CHECKING:
     from epvi.site.model import Model
 
 # Known without importing them, so that help and completion answer at once.
 READY = ("logistic", "multinomial", "poisson", "robust_linear", "tlsa")
+# What `Model` calls its own arguments.
+_TAKEN = ("self", "function", "exchangeable")
 
 
 def model_named(reference: str, fixed: Mapping[str, Any] | None = None, beside: Path | None = None) -> "Model":
-    """The model of a reference with these fixed arguments; files are looked for `beside` a folder."""
+    """The model of a user's own reference with these fixed arguments; files are looked for `beside` a folder."""
+    folder = beside or Path()
+    found = _found(reference, lambda place, name: _named_in(_module(place, folder), place, name))
+    return _model(reference, *found, _all_fixed(fixed, lambda place: folder / place))
+
+
+def study_model(reference: str, fixed: Mapping[str, Any], folder: Path, *, allow_module: bool = False) -> "Model":
+    """The model that a study names: a ready one, one in a file beside it, or, if that is allowed, one in a module.
+
+    A file's path and hash are written to stderr before it runs.
+    """
+
+    def named(place: str, name: str) -> Any:
+        if place.endswith(".py"):
+            module = run_file(inside(folder, place), place, told=True)
+            function = _named_in(module, place, name)
+            if callable(function) and not is_at_home(function, module):
+                raise EpviError(f"{reference} is only imported there: name a model function that the file defines.")
+            return function
+        if not allow_module:
+            raise EpviError(
+                f"{reference!r} in the study names an installed module, which a study may not run: put a model file"
+                " beside the study (file.py:function), or allow it with --allow-module."
+            )
+        tell(f"the module {place} that the study names")
+        return _named_in(_imported(place), place, name)
+
+    plain = _all_fixed(fixed, lambda place: inside(folder, place))
+    return _model(reference, *_found(reference, named), plain)
+
+
+def _model(reference: str, function: Any, exchangeable: tuple, fixed: dict[str, Any]) -> "Model":
     from epvi.site.model import Model
 
-    function, exchangeable = _found(reference, beside)
-    fixed = {name: _fixed(name, said, beside) for name, said in (fixed or {}).items()}
     if isinstance(function, Model):
         if fixed:
             raise EpviError(f"{reference} is a Model with its own fixed arguments: name its function to fix others.")
         return function
     if not callable(function):
         raise EpviError(f"{reference} is of type {type(function).__name__}: name a NumPyro model function.")
+    taken = [name for name in _TAKEN if name in fixed]
+    if taken:
+        raise EpviError(f"an argument {taken[0]!r} cannot be fixed by name: call it otherwise in {reference}.")
     return Model(function, exchangeable=exchangeable, **fixed)
 
 
-def _fixed(name: str, said: Any, beside: Path | None) -> Any:
+def _all_fixed(fixed: Mapping[str, Any] | None, file: Callable[[str], Path]) -> dict[str, Any]:
+    return {name: _fixed(name, said, file) for name, said in (fixed or {}).items()}
+
+
+def _fixed(name: str, said: Any, file: Callable[[str], Path]) -> Any:
     """A fixed argument as it is written: a list of numbers is an array, and "@file.npy" the array in a file."""
     import numpy as np
 
     if isinstance(said, str) and said.startswith("@"):
-        path = (beside or Path()) / said[1:]
-        try:
-            return np.load(path, allow_pickle=False)
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or str(error).splitlines()[0][:100]
-            raise EpviError(f"{name} cannot be read from {path} ({why}): name a .npy file of numbers.") from None
+        return _array(name, said[1:], file)
     if not isinstance(said, list):
         return said
     try:
@@ -57,18 +88,33 @@ def _fixed(name: str, said: Any, beside: Path | None) -> Any:
     return array if array.dtype.kind in "biuf" and array.size else said
 
 
-def _found(reference: str, beside: Path | None) -> tuple[Any, tuple]:
+def _array(name: str, place: str, file: Callable[[str], Path]) -> Any:
+    import numpy as np
+
+    try:
+        found = np.load(file(place), allow_pickle=False)
+    except EpviError as error:
+        raise EpviError(f"{name} cannot be read from {place}: {error}") from None
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0][:100]
+        raise EpviError(f"{name} cannot be read from {place} ({why}): name a .npy file of numbers.") from None
+    if not isinstance(found, np.ndarray):
+        found.close()
+        raise EpviError(f"{name} cannot be read from {place}, which holds several arrays: name a .npy file of numbers.")
+    return found
+
+
+def _found(reference: str, named: Callable[[str, str], Any]) -> tuple[Any, tuple]:
+    """A ready model with its exchangeable parameters, or what a place calls so."""
     place, colon, name = reference.rpartition(":")
-    if not colon:
-        if reference not in READY:
-            raise _unnamed(reference)
-        return _ready(reference)
-    module = _from_file(place, beside) if place.endswith(".py") else _imported(place)
-    if not hasattr(module, name):
-        here = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        listed = f" (it has {', '.join(sorted(here)[:10])})" if here else ""
-        raise EpviError(f"{place} has no {name!r}{listed}: name a NumPyro model function in it.")
-    return getattr(module, name), ()
+    if colon:
+        return named(place, name), ()
+    if reference not in READY:
+        raise _unnamed(reference)
+    from epvi import models
+    from epvi.models.tlsa import EXCHANGEABLE
+
+    return getattr(models, reference), EXCHANGEABLE if reference == "tlsa" else ()
 
 
 def _unnamed(reference: str) -> EpviError:
@@ -81,56 +127,25 @@ def _unnamed(reference: str) -> EpviError:
     )
 
 
-def _ready(name: str) -> tuple[Any, tuple]:
-    from epvi import models
-    from epvi.models.tlsa import EXCHANGEABLE
+def _named_in(module: ModuleType, place: str, name: str) -> Any:
+    if not hasattr(module, name):
+        here = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
+        listed = f" (it has {', '.join(sorted(here)[:10])})" if here else ""
+        raise EpviError(f"{place} has no {name!r}{listed}: name a NumPyro model function in it.")
+    return getattr(module, name)
 
-    return getattr(models, name), EXCHANGEABLE if name == "tlsa" else ()
 
-
-def _from_file(place: str, beside: Path | None) -> ModuleType:
-    path = ((beside or Path()) / place).resolve()
+def _module(place: str, folder: Path) -> ModuleType:
+    if not place.endswith(".py"):
+        return _imported(place)
+    path = (folder / place).resolve()
     if not path.is_file():
         raise EpviError(f"there is no model file {place}: check its path.")
-    return _module_of(path, place)
-
-
-@functools.cache
-def _module_of(path: Path, place: str) -> ModuleType:
-    import cloudpickle
-
-    name = f"epvi_model_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Workers do not have this file on their path: what it defines travels by value, what lies beside it is imported.
-    sys.modules[name] = module
-    if str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        raise EpviError(f"{place} cannot be run: {_said(error, path)}") from error
-    cloudpickle.register_pickle_by_value(module)
-    return module
+    return run_file(path, place)
 
 
 def _imported(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        raise EpviError(f"the module {place!r} cannot be imported: {_said(error, None)}") from error
-
-
-def _said(error: BaseException, path: Path | None) -> str:
-    """What went wrong, and in which line of the user's file."""
-    line = getattr(error, "lineno", None)
-    trace = error.__traceback__
-    while trace is not None:
-        if path is not None and trace.tb_frame.f_code.co_filename == str(path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    where = f" (line {line})" if line else ""
-    return f"{type(error).__name__}{where}: {(str(error).splitlines() or [''])[0][:200].rstrip('.')}."
+        raise EpviError(f"the module {place!r} cannot be imported: {told_of(error, None)}") from error

@@ -17,6 +17,7 @@ from epvi.draws import Asked, describe_asked, read_asked
 from epvi.envelope import Envelope, Malformed
 from epvi.handover import MOST_SHARDS, Provenance, describe_provenance, read_provenance
 from epvi.record import Record, printable
+from epvi.shown import shown
 
 # No number is beyond this, as everywhere in epvi.
 _MOST = 1e150
@@ -76,13 +77,13 @@ class Scores:
     file: str = ""
 
     def __repr__(self) -> str:
-        return f"Scores(shard {self.label}, {self.num_rows:,} rows, {len(self.values):,} draws)"
+        return f"Scores(shard {shown(self.label)}, {self.num_rows:,} rows, {len(self.values):,} draws)"
 
     @property
     def called(self) -> str:
         """What to call it in a message: the file it came from, if any, and the shard."""
         shard = f"shard {printable(self.label, 80)}"
-        return f"{envelope.shown(self.file)} ({shard})" if self.file else shard
+        return f"{shown(self.file)} ({shard})" if self.file else shard
 
     @property
     def num_numbers(self) -> int:

@@ -19,6 +19,7 @@ from numpyro.distributions import biject_to, constraints
 from epvi import validation
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray, ArrayLike, promotion_allowed
+from epvi.shown import shown
 
 # Values inside their support come back as they were, up to the rounding of float32.
 _SAME = 1e-5
@@ -128,7 +129,7 @@ class Space:
 
     def describe(self) -> str:
         """Names and shapes, for a message."""
-        return ", ".join(f"{p.name} {p.shape}" if p.shape else p.name for p in self.parameters)
+        return shown(", ".join(f"{p.name} {p.shape}" if p.shape else p.name for p in self.parameters))
 
     def signature(self) -> tuple:
         """What two spaces must share for their θ to mean the same."""

@@ -18,8 +18,9 @@ from epvi.columnstats import Stats
 from epvi.draws import Draws
 from epvi.errors import EpviError
 from epvi.handover import Part, ShardFit
-from epvi.references import model_named
+from epvi.references import study_model
 from epvi.scores import Scores
+from epvi.shown import shown
 from epvi.site.answer import score
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
@@ -46,7 +47,8 @@ _INFERENCE = {field.name for field in dataclasses.fields(NVI)}
 class Study:
     """What all sites of a study agree on.
 
-    `shards` are names with shares of the prior, in order; `standardise` are columns that need a centre and a scale.
+    `shards` are names with shares of the prior, in order; `standardise` are columns that need a centre and a scale;
+    `allow_module` is the user's own word, not the study's: whether its model may be one of an installed module.
     """
 
     path: Path
@@ -62,6 +64,7 @@ class Study:
     min_rows: int
     drop_missing: bool
     hash_key: str
+    allow_module: bool = False
 
     @property
     def num_shards(self) -> int:
@@ -69,8 +72,8 @@ class Study:
         return len(self.shards)
 
     def model(self) -> Model:
-        """The model, from the file beside the study's."""
-        return model_named(self.model_reference, self.fixed, self.path.parent)
+        """The model: a ready one, or from the file beside the study's, which is run."""
+        return study_model(self.model_reference, self.fixed, self.path.parent, allow_module=self.allow_module)
 
     def rows(self, source: Any) -> Rows:
         """The rows of a site, with the study's columns and units."""
@@ -120,7 +123,7 @@ class Study:
         table = read_rows(self.rows(source))
         self._check_rows(source, table.num_rows)
         share = share if prior is None else as_share(prior, num_shards)
-        part = Part(index, num_shards, f"{index} of {num_shards} ({name})", share)
+        part = Part(index, num_shards, shown(f"{index} of {num_shards} ({name})"), share)
         return self._named(fit_table(self.model(), table, part, self.inference, self.seed))
 
     def score(self, source: Any, shard: str, draws: Draws, *, exact: bool = False) -> Scores:
@@ -135,7 +138,7 @@ class Study:
         number, share, name = self.shard(shard)
         share = share if prior is None else as_share(prior, self.num_shards)
         made = stand_in(self.model(), self.rows(self._made_up()), number, prior=share, seed=self.seed)
-        return self._named(dataclasses.replace(made, label=f"{made.label} ({name})"))
+        return self._named(dataclasses.replace(made, label=shown(f"{made.label} ({name})")))
 
     def stats(self, source: Any) -> Stats:
         """Counts, means and sds of columns of numbers, in their own units.
@@ -183,11 +186,14 @@ def _said(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "the site"
 
 
-def load_study(path: str | Path) -> Study:
-    """The study in a `study.toml`, checked."""
+def load_study(path: str | Path, *, allow_module: bool = False) -> Study:
+    """The study in a `study.toml`, checked; `allow_module` lets it name a model in an installed module.
+
+    Reading it runs nothing. Its model, once it is asked for, is run: the file beside it is a program.
+    """
     path = Path(path)
     try:
-        return read_study(path, path.read_text("utf-8"))
+        return dataclasses.replace(read_study(path, path.read_text("utf-8")), allow_module=allow_module)
     except OSError as error:
         raise EpviError(f"{path} cannot be read: {error.strerror or error}.") from error
     except UnicodeDecodeError as error:
@@ -216,7 +222,7 @@ class _Reader:
             raise self.wrong("arguments", 'is empty: say what the model\'s arguments are made of, as in y = "num"')
         made = Study(
             path=self.path,
-            name=self.text(table, "name", self.path.stem),
+            name=shown(self.text(table, "name", self.path.stem)),
             model_reference=self.text(table, "model"),
             arguments=arguments,
             fixed=self.table(table, "fixed"),

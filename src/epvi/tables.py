@@ -1,10 +1,13 @@
-"""Tables of plain text."""
+"""Tables of plain text, whatever is in their cells."""
 
 from collections.abc import Collection, Sequence
+
+from epvi.shown import shown
 
 
 def lined_up(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
     """Columns of equal width, those in `left` flush left and the others flush right."""
+    rows = [[shown(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(

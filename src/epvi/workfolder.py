@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from epvi.atomic import is_dead
 from epvi.errors import EpviError
 from epvi.files import load
 from epvi.handover import Part, Provenance, ShardFit, describe_provenance
@@ -114,17 +115,10 @@ def _same(a: Any, b: Any, near: bool) -> bool:
 def remove_dead(folder: Path, prefix: str) -> bool:
     """Remove what runs that were killed have left of their rows, and say whether there are rows of others."""
     found = [path for path in folder.glob(f"{prefix}*") if path.is_dir()]
-    dead = [path for path in found if _is_dead(path, path.name.removeprefix(prefix).partition("-")[0])]
+    dead = [path for path in found if is_dead(path, path.name.removeprefix(prefix).partition("-")[0])]
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
     return len(dead) < len(found)
-
-
-def _is_dead(path: Path, pid: str) -> bool:
-    """Whether it is this user's, and the process that made it is gone."""
-    with contextlib.suppress(OSError):
-        return path.stat().st_uid == os.getuid() and not _alive(pid)
-    return False
 
 
 @contextlib.contextmanager
@@ -133,16 +127,3 @@ def _reported(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise EpviError(f"{path} cannot be used as a work folder: {error.strerror or error}.") from error
-
-
-def _alive(pid: str) -> bool:
-    if not pid.isdigit():
-        # Not a folder of ours.
-        return True
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

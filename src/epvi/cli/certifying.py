@@ -9,6 +9,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, about_posterior, busy, counted, give, size_of, trusted
 from epvi.cli.writing import check_kind
+from epvi.shown import shown
 
 if TYPE_CHECKING:
     from epvi.draws import Draws
@@ -80,12 +81,12 @@ def _ask(file: Path, posterior: "Posterior", said: dict[str, Any]) -> None:
         draws = posterior.ask(said["num_draws"], moments=not said["scores_only"], seed=said["seed"])
         path = draws.save(said["draws"])
     words = [
-        f"Wrote {path} ({size_of(path)}): {counted(len(draws.theta), 'draw')} for {_sites(draws)}.",
+        f"Wrote {shown(path)} ({size_of(path)}): {counted(len(draws.theta), 'draw')} for {_sites(draws)}.",
         _at_every_site(path, draws),
-        f"Then, here:    epvi certify {file} scores-*.epvi -o {file}",
+        f"Then, here:    epvi certify {shown(file)} scores-*.epvi -o {shown(file)}",
     ]
     if not said["scores_only"]:
-        words.append(f"or, if it asks for it: epvi refine {file} scores-*.epvi -o posterior-2.epvi")
+        words.append(f"or, if it asks for it: epvi refine {shown(file)} scores-*.epvi -o posterior-2.epvi")
     data = {"file": str(path), "num_draws": len(draws.theta), "shards": [share.label for share in draws.shares]}
     give(said["as_json"], data, "\n".join(words))
 
@@ -96,7 +97,7 @@ def _sites(draws: "Draws") -> str:
 
 def _at_every_site(path: Path, draws: "Draws") -> str:
     share = draws.shares[-1]
-    return f"At every site: epvi score MODEL {path} --rows ROWS --shard {share.shard}/{share.num_shards}"
+    return f"At every site: epvi score MODEL {shown(path)} --rows ROWS --shard {share.shard}/{share.num_shards}"
 
 
 def _certify(context: click.Context, posterior: "Posterior", scores: tuple[Path, ...], said: dict[str, Any]) -> None:
@@ -111,7 +112,7 @@ def _certify(context: click.Context, posterior: "Posterior", scores: tuple[Path,
     if said["output"] is not None:
         path = made.save(said["output"])
         data["file"] = str(path)
-        words.append(f"Wrote {path} ({size_of(path)}).")
+        words.append(f"Wrote {shown(path)} ({size_of(path)}).")
     give(said["as_json"], data, "\n".join(words))
     if said["strict"] and not found.status.ok:
         context.exit(NOT_TRUSTED)
@@ -166,7 +167,7 @@ def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **
         words += _next_round(path, target, draws, made.step)
     else:
         words += [*([] if said["last"] else ["Nothing is left to improve."]), str(trusted(made)), f"\n{summary}"]
-        words += [f"\n{made.stands_for}.", f"Wrote {path} ({size_of(path)})."]
+        words += [f"\n{made.stands_for}.", f"Wrote {shown(path)} ({size_of(path)})."]
     give(said["as_json"], data, "\n".join(words))
 
 
@@ -195,8 +196,8 @@ def _next_round(path: Path, target: Path, draws: "Draws", step: "Step") -> list[
     after = path.with_name(f"posterior-{step.rounds + 2}.epvi")
     return [
         *found,
-        f"Step {step.rounds} is taken, and not confirmed yet. Wrote {path} ({size_of(path)}), and its draws to {target}"
-        f" ({size_of(target)}).",
+        f"Step {step.rounds} is taken, and not confirmed yet. Wrote {shown(path)} ({size_of(path)}), and its draws to"
+        f" {shown(target)} ({size_of(target)}).",
         _at_every_site(target, draws),
-        f"Then, here:    epvi refine {path} scores-*.epvi -o {after}    (--last: no further step)",
+        f"Then, here:    epvi refine {shown(path)} scores-*.epvi -o {shown(after)}    (--last: no further step)",
     ]

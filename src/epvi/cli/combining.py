@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import Verb, about_posterior, busy, give, size_of, trusted
+from epvi.cli.output import Verb, about_posterior, busy, counted, give, size_of, trusted
 from epvi.errors import EpviError
+from epvi.shown import shown
 
 if TYPE_CHECKING:
+    from epvi.handover import ShardFit
     from epvi.hub import Conflict, Posterior
 
 
@@ -26,6 +28,7 @@ def combine(context: click.Context, files: tuple[Path, ...], **said: Any) -> Non
     """Multiply the shards' FILES into the posterior of all rows. No rows and no model code are needed.
 
     A posterior among the FILES is updated: late shards are put in, and take the place of what stood in for them.
+    Statistics of columns (epvi stats) among them are left out.
 
     \b
     Examples:
@@ -46,7 +49,7 @@ def combine(context: click.Context, files: tuple[Path, ...], **said: Any) -> Non
     if said["output"] is not None:
         path = posterior.save(said["output"])
         data["file"] = str(path)
-        words.append(f"\nWrote {path} ({size_of(path)}).")
+        words.append(f"\nWrote {shown(path)} ({size_of(path)}).")
     give(said["as_json"], data, "\n".join(words))
 
 
@@ -58,12 +61,11 @@ def _in_detail(report: "Conflict") -> list[str]:
 
 
 def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":
-    from epvi.files import load_only
     from epvi.handover import ShardFit
     from epvi.hub import Posterior
     from epvi.hub import combine as combine_fits
 
-    found = [(path, load_only(path, ShardFit, Posterior)) for path in files]
+    found = _fits_and_posteriors(files)
     posteriors = [(path, made) for path, made in found if isinstance(made, Posterior)]
     fits = [made for _, made in found if isinstance(made, ShardFit)]
     accept = said["accept_unconverged"]
@@ -81,3 +83,29 @@ def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, A
         # As it is, with its certificate, which would not be that of a new product.
         return posteriors[0][1]
     return posteriors[0][1].update(*fits, accept_unconverged=accept)
+
+
+def _fits_and_posteriors(files: tuple[Path, ...]) -> "list[tuple[Path, ShardFit | Posterior]]":
+    """What `*.epvi` names of a folder: statistics lie beside fits and are left out; a round's files were not meant."""
+    from epvi.columnstats import Stats
+    from epvi.files import load_any
+    from epvi.handover import ShardFit
+    from epvi.hub import Posterior
+    from epvi.scores import Scores
+
+    found, left_out = [], []
+    for path in files:
+        made = load_any(path)
+        if isinstance(made, Stats):
+            left_out.append(shown(path))
+        elif isinstance(made, ShardFit | Posterior):
+            found.append((path, made))
+        else:
+            held, verb = ("a site's scores", "certify") if isinstance(made, Scores) else ("draws to score", "score")
+            raise EpviError(f"{path} holds {held}, no shard's fit: leave it out here; epvi {verb} takes it.")
+    if not found:
+        raise EpviError(f"{left_out[0]} holds statistics of columns (epvi pool takes them): name the shards' fits.")
+    if left_out:
+        what = f"{counted(len(left_out), 'file')} of statistics of columns, no shards' fits"
+        click.echo(f"epvi: left out {what}: {', '.join(left_out)}.", err=True)
+    return found

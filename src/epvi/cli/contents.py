@@ -8,6 +8,7 @@ import numpy as np
 
 from epvi.cli.output import counted, size_of
 from epvi.packing import mixture_arrays
+from epvi.shown import shown
 from epvi.supports import describe
 from epvi.tables import lined_up
 
@@ -101,7 +102,7 @@ def of_stats(file: Path, stats: "Stats") -> str:
     for name, column in stats.columns.items():
         numbers = f"{column.mean:.10g}", f"{column.sd:.10g}", f"{column.rest:.1e}"
         rows.append([name, f"{column.count:,}", f"{column.missing:,}", *numbers])
-    return f"{file}, {size_of(file)}, statistics of columns\n\n{lined_up(rows)}\n\nThat is all that is in it."
+    return f"{shown(file)}, {size_of(file)}, statistics of columns\n\n{lined_up(rows)}\n\nThat is all that is in it."
 
 
 def numbers(mixture: "GaussianMixture", space: "Space") -> dict[str, Any]:

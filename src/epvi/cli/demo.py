@@ -56,13 +56,16 @@ def _simulate(folder: Path, seed: int) -> dict[str, Any]:
     """A table for every site, and the weights that made them."""
     import numpy as np
 
+    from epvi.atomic import write_whole
     from epvi.models import simulate_logistic
 
     rows, truth = simulate_logistic(_SITES * _ROWS, _COLUMNS, seed=seed)
     table = np.column_stack([rows["x"], rows["y"]])
     header = ",".join([*(f"x{i}" for i in range(_COLUMNS)), "y"])
     for m, part in enumerate(np.array_split(table, _SITES), start=1):
-        np.savetxt(folder / f"site-{m}.csv", part, "%.17g", ",", header=header, comments="")
+        text = io.BytesIO()
+        np.savetxt(text, part, "%.17g", ",", header=header, comments="")
+        write_whole(folder / f"site-{m}.csv", text.getvalue())
     return truth
 
 

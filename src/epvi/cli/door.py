@@ -2,7 +2,6 @@
 
 import difflib
 import importlib
-import json
 import os
 import sys
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 import click
 
 from epvi.cache import cache_environment
+from epvi.cli.output import json_line
 from epvi.errors import EpviError
+from epvi.shown import shown, shown_lines
 from epvi.version import __version__
 
 _AS_JSON = "epvi.json"
@@ -69,7 +70,7 @@ class _Verbs(click.Group):
         except click.ClickException as error:
             # Click prints how the verb is used, and exits with 2.
             _give_error(ctx, error.format_message())
-            raise
+            raise _printable(error) from None
         except KeyboardInterrupt:
             click.echo("epvi: interrupted: nothing was written, but shards that --work has kept stay.", err=True)
             sys.exit(130)
@@ -84,13 +85,21 @@ class _Verbs(click.Group):
 
 def _refuse(ctx: click.Context, sentence: str) -> None:
     _give_error(ctx, sentence)
-    click.echo(f"epvi: {sentence}", err=True)
+    click.echo(f"epvi: {shown(sentence)}", err=True)
     sys.exit(1)
+
+
+def _printable(error: click.ClickException) -> click.ClickException:
+    """The same refusal, where it names something that the terminal would obey: a file can be named like an option."""
+    sentence = shown_lines(error.format_message())
+    if sentence == error.format_message():
+        return error
+    return click.UsageError(sentence, error.ctx if isinstance(error, click.UsageError) else None)
 
 
 def _give_error(ctx: click.Context, sentence: str) -> None:
     if ctx.meta[_AS_JSON]:
-        click.echo(json.dumps({"error": sentence}, ensure_ascii=False))
+        click.echo(json_line({"error": sentence}))
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

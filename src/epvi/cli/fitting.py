@@ -8,6 +8,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, about_fit, about_posterior, busy, counted, give, size_of, trusted
 from epvi.cli.writing import check_kind
+from epvi.shown import shown
 
 
 @click.command(cls=Verb)
@@ -68,7 +69,7 @@ def fit(model: str, **said: Any) -> None:
     )
     path = posterior.save(said["output"])
     summary = posterior.summary()
-    words = f"{summary}\n\n{posterior.stands_for}. {trusted(posterior)}\nWrote {path} ({size_of(path)})."
+    words = f"{summary}\n\n{posterior.stands_for}. {trusted(posterior)}\nWrote {shown(path)} ({size_of(path)})."
     give(said["as_json"], {**about_posterior(posterior, summary), "file": str(path)}, words)
 
 
@@ -78,6 +79,7 @@ def fit(model: str, **said: Any) -> None:
 @click.option("--shard", "which", required=True, metavar="3/6", help="The third of six; of a study, also its name.")
 @click.option("--prior", metavar="2/8", help="Its share of the prior, when not one of the number of shards.")
 @click.option("--no-rows", is_flag=True, help="Stand in for a missing site: its share of the prior only.")
+@options.allow_module
 @options.fixed
 @options.inference
 @options.seed
@@ -87,7 +89,8 @@ def fit(model: str, **said: Any) -> None:
 def shard(context: click.Context, model: str, **said: Any) -> None:
     """Fit one site's shard and write the file that it sends.
 
-    MODEL is file.py:function, module:function, a ready model, or study.toml: a study says all but the rows.
+    MODEL is file.py:function, module:function, a ready model, or study.toml: a study says all but the rows. A model
+    file is a program: read one that was sent to you. That of a study is named, with its hash, before it runs.
 
     \b
     Examples:
@@ -98,15 +101,17 @@ def shard(context: click.Context, model: str, **said: Any) -> None:
 
     Nothing but the file leaves the site: epvi show site-3.epvi prints all that is in it.
     """
-    made = _from_study(context, model, said) if model.endswith(".toml") else _from_options(context, model, said)
+    settled = ("components", "covariance", "no_merge", "max_sweeps", "seed")
+    from_study = options.is_study(context, model, *settled)
+    made = _from_study(model, said) if from_study else _from_options(context, model, said)
     path = made.save(said["output"] or _named_after(made.shard, made.num_shards))
     rows = counted(made.num_rows, "row")
     words = (
         f"Shard {made.label}: {rows}, {made.prior} of the prior. {made.status}\n"
-        f"Wrote {path} ({size_of(path)}); epvi show {path} prints all that is in it."
+        f"Wrote {shown(path)} ({size_of(path)}); epvi show {shown(path)} prints all that is in it."
     )
     if not made.status.ok:
-        words += f"\nepvi combine will refuse {path} as it is."
+        words += f"\nepvi combine will refuse {shown(path)} as it is."
     give(said["as_json"], {**about_fit(made), "file": str(path)}, words)
 
 
@@ -123,13 +128,12 @@ def _check_default(said: dict[str, Any], number: str) -> None:
         check_kind(_named_after(*parse_shard(number)), "shard")
 
 
-def _from_study(context: click.Context, path: str, said: dict[str, Any]) -> Any:
-    options.refuse_settled(context, path, "components", "covariance", "no_merge", "max_sweeps", "seed")
+def _from_study(path: str, said: dict[str, Any]) -> Any:
     if said["no_rows"] == bool(said["rows"]):
         raise click.UsageError("Give either --rows FILE or --no-rows.")
     from epvi.study import load_study
 
-    study = load_study(path)
+    study = load_study(path, allow_module=said["allow_module"])
     _check_default(said, study.shard(said["which"])[0])
     with busy(f"fitting shard {said['which']} of {study.name}"):
         if said["no_rows"]:

@@ -37,6 +37,10 @@ fixed = click.option(
     "--set", "fixed", multiple=True, metavar="NAME=VALUE", help="Fix an argument: num_classes=3, or places=@places.npy."
 )
 
+allow_module = click.option(
+    "--allow-module", is_flag=True, help="Let study.toml name a model in an installed module, and run it."
+)
+
 
 def output(kind: str, *, required: bool = True, default: str = "") -> Callable[[F], F]:
     """The file to write; refused before any work is done when it cannot be written, or would replace something else."""
@@ -51,6 +55,15 @@ def output(kind: str, *, required: bool = True, default: str = "") -> Callable[[
 def refuse_settled(context: click.Context, study: str, *more: str) -> None:
     """Refuse options that the study has settled."""
     refuse_given(context, *_SETTLED, *more, why=f"{study} settles it, or should")
+
+
+def is_study(context: click.Context, model: str, *more: str) -> bool:
+    """Whether MODEL is a study; options that would not be heeded then, or otherwise, are refused."""
+    if model.endswith(".toml"):
+        refuse_settled(context, model, *more)
+        return True
+    refuse_given(context, "allow_module", why="it goes with a study; a model that you name yourself may be a module's")
+    return False
 
 
 def refuse_given(context: click.Context, *names: str, why: str) -> None:

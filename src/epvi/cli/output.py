@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from epvi.shown import shown, shown_lines
+
 if TYPE_CHECKING:
     from epvi.handover import ShardFit
     from epvi.hub import Posterior, Summary
@@ -31,13 +33,19 @@ class Verb(click.Command):
 
 
 def say(words: str, **style: Any) -> None:
-    """Print words as a result."""
-    click.secho(words, file=click.get_current_context().meta[RESULTS], **style)
+    """Print words as a result; the terminal is told nothing by what is in them."""
+    click.secho(shown_lines(words), file=click.get_current_context().meta[RESULTS], **style)
 
 
 def give(as_json: bool, data: dict[str, Any], words: str) -> None:
     """Print the data as one JSON object, or the words."""
-    say(json.dumps(_plain(data), ensure_ascii=False) if as_json else words)
+    say(json_line(data) if as_json else words)
+
+
+def json_line(data: dict[str, Any]) -> str:
+    """One JSON object in a line, with escapes for what cannot be printed."""
+    text = json.dumps(_plain(data), ensure_ascii=False)
+    return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _plain(value: Any) -> Any:
@@ -60,9 +68,9 @@ def busy(doing: str) -> Iterator[None]:
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(doing, total=None)
+        progress.add_task(shown(doing), total=None)
         yield
 
 

@@ -10,6 +10,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, busy, give, size_of
 from epvi.errors import EpviError
+from epvi.shown import shown
 
 
 @click.command(cls=Verb)
@@ -45,7 +46,7 @@ def stats(context: click.Context, study: str | None, **said: Any) -> None:
 
             found = column_stats(options.make_rows(said), min_rows=said["min_rows"])
     path = save_stats(said["output"], found)
-    words = f"{contents.of_stats(path, found)}\nWrote {path} ({size_of(path)})."
+    words = f"{contents.of_stats(path, found)}\nWrote {shown(path)} ({size_of(path)})."
     give(said["as_json"], {"columns": found.as_json(), "file": str(path)}, words)
 
 
@@ -83,7 +84,7 @@ def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
     if into is not None:
         num_shards = write_constants(into, constants)
         data["file"] = str(into)
-        words += f"\nWrote centre and scale of {', '.join(constants)} into {into}."
+        words += f"\nWrote centre and scale of {shown(', '.join(constants))} into {shown(into)}."
         if len(found) < num_shards:
             words += f" They are those of {len(found)} of its {num_shards} sites."
     give(as_json, data, words)
@@ -101,7 +102,7 @@ def _said(centre: float, scale: float) -> str:
 
 def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> int:
     """Put centre and scale into the columns' tables of a study and leave the rest as it is; the number of sites."""
-    from epvi.envelope import write_whole
+    from epvi.atomic import write_whole
     from epvi.study import load_study, read_study
 
     study = load_study(path)

@@ -11,6 +11,7 @@ from epvi.cli import options
 from epvi.cli.output import Verb, busy, give
 from epvi.cli.writing import check_apart
 from epvi.errors import EpviError
+from epvi.shown import shown
 
 if TYPE_CHECKING:
     from epvi.site.assembly import Table
@@ -22,6 +23,7 @@ _ENDINGS = (".csv", ".parquet", ".npz")
 @options.model
 @click.argument("posterior", type=options.PATH)
 @options.rows
+@options.allow_module
 @options.fixed
 @click.option("--draws", default=1000, show_default=True, type=click.IntRange(2), help="Draws of the posterior.")
 @options.seed
@@ -52,8 +54,7 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
 
     if said["output"] is not None:
         _check_output(said["output"], [*said["rows"], str(posterior), model.partition(":")[0]])
-    if model.endswith(".toml"):
-        options.refuse_settled(context, model)
+    options.is_study(context, model)
     found = load_only(posterior, Posterior)
     made_of = found.fits[0].made_of
     named, rows = _model_and_rows(model, said, made_of.standardised)
@@ -71,7 +72,7 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
         words.append(f"log predictive density, mean over rows: {score:.6f}")
     if said["output"] is not None:
         data["file"] = str(write_predictions(said["output"], draws))
-        words.append(f"Wrote {said['output']}.")
+        words.append(f"Wrote {shown(said['output'])}.")
     give(said["as_json"], data, "\n".join(words))
 
 
@@ -86,7 +87,7 @@ def _model_and_rows(model: str, said: dict[str, Any], constants: Mapping[str, tu
     if model.endswith(".toml"):
         from epvi.study import load_study
 
-        source, study = options.make_source(said), load_study(model)
+        source, study = options.make_source(said), load_study(model, allow_module=said["allow_module"])
         return study.model(), study.rows(source)
     rows = options.make_rows(said, constants)
     from epvi.references import model_named
@@ -116,7 +117,7 @@ def write_predictions(path: Path, draws: dict[str, Any]) -> Path:
 
     import numpy as np
 
-    from epvi.envelope import write_whole
+    from epvi.atomic import write_whole
 
     buffer = io.BytesIO()
     if path.suffix == ".npz":

@@ -8,6 +8,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, busy, counted, give, size_of
 from epvi.cli.writing import check_kind
+from epvi.shown import shown
 
 if TYPE_CHECKING:
     from epvi.draws import Draws
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 @options.rows
 @click.option("--shard", "which", required=True, metavar="3/6", help="The third of six; of a study, also its name.")
 @click.option("--exact", is_flag=True, help="Score every row of a tall table, which takes longer.")
+@options.allow_module
 @options.fixed
 @options.output("scores", required=False, default="scores-3-of-6.epvi")
 @options.as_json
@@ -37,18 +39,18 @@ def score(context: click.Context, model: str, draws: Path, **said: Any) -> None:
 
     Nothing but the file leaves the site: epvi show scores-3-of-6.epvi prints all that is in it.
     """
-    if model.endswith(".toml"):
-        options.refuse_settled(context, model)
+    from_study = options.is_study(context, model)
     from epvi.draws import Draws
     from epvi.files import load_only
 
     asked = load_only(draws, Draws)
-    made = _from_study(model, asked, said) if model.endswith(".toml") else _from_options(model, asked, said)
+    made = _from_study(model, asked, said) if from_study else _from_options(model, asked, said)
     path = made.save(said["output"] or _named_after(made.shard, made.num_shards))
     how = "with every row" if made.exact else f"known to {float(max(made.errors)):.2g} nats or better"
     words = (
         f"Shard {made.label}: {counted(len(made.values), 'draw')} scored on {counted(made.num_rows, 'row')}, {how}.\n"
-        f"Wrote {path} ({size_of(path)}); epvi show {path} prints all that is in it. Send it to the centre."
+        f"Wrote {shown(path)} ({size_of(path)}); epvi show {shown(path)} prints all that is in it."
+        " Send it to the centre."
     )
     data = {
         "file": str(path),
@@ -82,7 +84,7 @@ def _from_study(path: str, draws: "Draws", said: dict[str, Any]) -> "Scores":
     source = options.make_source(said)
     from epvi.study import load_study
 
-    study = load_study(path)
+    study = load_study(path, allow_module=said["allow_module"])
     _check_default(said, study.shard(said["which"])[0])
     with busy(f"scoring draws with shard {said['which']} of {study.name}"):
         return study.score(source, said["which"], draws, exact=said["exact"])

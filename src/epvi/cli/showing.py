@@ -7,6 +7,7 @@ import click
 
 from epvi.cli import options
 from epvi.cli.output import Verb, about_fit, about_posterior, give, size_of, trusted
+from epvi.shown import shown
 
 if TYPE_CHECKING:
     from epvi.handover import ShardFit
@@ -74,7 +75,7 @@ def summary(file: Path, quantiles: str, as_json: bool) -> None:
     if isinstance(found, ShardFit):
         said = f"shard {found.label} alone, with {found.prior} of the prior"
         data["stands_for"], words = said, f"{said[0].upper()}{said[1:]}: {found.num_rows:,} rows. {found.status}"
-    give(as_json, data, f"{made}\n\n{words}\n{file} ({size_of(file)})")
+    give(as_json, data, f"{made}\n\n{words}\n{shown(file)} ({size_of(file)})")
 
 
 def _alone(fit: "ShardFit") -> "Posterior":

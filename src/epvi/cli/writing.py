@@ -21,7 +21,8 @@ _ALIKE = {"scores": ("scores", "moments")}
 
 def check_place(path: Path) -> Path:
     """A file that can be written, or replaced."""
-    folder = path.parent
+    # What a link leads to is replaced.
+    folder = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
     if path.is_dir():
         raise EpviError(f"{path} is a folder: name a file to write.")
     if path.exists() and not path.is_file():

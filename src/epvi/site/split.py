@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from epvi.errors import EpviError
+from epvi.shown import shown
 from epvi.site.rows import generator, plain_array
 from epvi.validation import at_least
 
@@ -86,5 +87,5 @@ def split_by(rows: Mapping[str, Any], by: str) -> Split:
     if len(values) < 2:
         raise EpviError(f"column {by!r} has one value in all rows: there is nothing to split by.")
     sizes = np.bincount(shard, minlength=len(values))
-    labels = tuple(f"{m + 1} of {len(values)} ({by} = {value})" for m, value in enumerate(values))
+    labels = tuple(shown(f"{m + 1} of {len(values)} ({by} = {value})") for m, value in enumerate(values))
     return Split(tuple(np.split(np.argsort(shard, kind="stable"), np.cumsum(sizes)[:-1])), sizes, labels)
