@@ -16,6 +16,7 @@ from sentences import refused
 
 import epvi
 from epvi import envelope
+from epvi.atomic import owner
 from epvi.workfolder import remove_dead
 
 SHARDS = 3
@@ -28,12 +29,14 @@ RUN = (*COMMAND, "-o", "posterior.epvi", "--work", "run")
 
 # Writes whole files, but stays in the middle of the given one.
 STUCK = """
-import os, sys, time
+import os, stat, sys, time
 sync, count = os.fsync, 0
 def stuck(file):
     global count
-    count += 1
     sync(file)
+    if stat.S_ISDIR(os.fstat(file).st_mode):
+        return
+    count += 1
     if count == int(sys.argv[1]):
         os.ftruncate(file, os.fstat(file).st_size // 2)
         time.sleep(300)
@@ -262,18 +265,23 @@ def test_a_damaged_file_is_refused_by_name_with_the_remedy(work, tmp_path):
     np.testing.assert_array_equal(again.mixture.means, run(work).mixture.means)
 
 
+def left_by(pid, machine=None):
+    """The name that a process of this number gives to what it will remove."""
+    return f"{pid}-{machine or owner().partition('-')[2]}-abc"
+
+
 def test_what_a_dead_run_left_is_removed_also_when_nothing_is_missing(work, tmp_path):
     for file in work.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    (tmp_path / f".rows-{dead.pid}").mkdir()
-    (tmp_path / f".rows-{dead.pid}" / "0.npy").write_bytes(b"half")
+    (tmp_path / f".rows-{left_by(dead.pid)}").mkdir()
+    (tmp_path / f".rows-{left_by(dead.pid)}" / "0.npy").write_bytes(b"half")
     (tmp_path / ".shard-1-of-3.epvi.0123.part").write_bytes(b"half")
     run(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted(os.listdir(work))
     # Another run is under way: what it writes stays.
-    (tmp_path / f".rows-{os.getppid()}").mkdir()
+    (tmp_path / f".rows-{left_by(os.getppid())}").mkdir()
     (tmp_path / ".shard-1-of-3.epvi.0123.part").write_bytes(b"half")
     run(tmp_path)
     assert len(os.listdir(tmp_path)) == len(os.listdir(work)) + 2
@@ -288,8 +296,10 @@ def test_rows_of_runs_that_were_killed_are_removed_and_those_of_others_stay(tmp_
     done = subprocess.run(
         [sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True
     )
-    dead, alive = tmp_path / f"epvi-rows-{done.stdout.strip()}-a", tmp_path / f"epvi-rows-{os.getpid()}-b"
-    for folder in (dead, alive, tmp_path / "epvi-rows-notes"):
+    dead, alive = tmp_path / f"epvi-rows-{left_by(done.stdout.strip())}", tmp_path / f"epvi-rows-{left_by(os.getpid())}"
+    # Of another machine that shares the folder, whose processes nobody here can see.
+    other = tmp_path / f"epvi-rows-{left_by(done.stdout.strip(), '01234567')}"
+    for folder in (dead, alive, other, tmp_path / "epvi-rows-notes"):
         folder.mkdir()
     assert remove_dead(tmp_path, "epvi-rows-")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [alive.name, "epvi-rows-notes"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([alive.name, other.name, "epvi-rows-notes"])

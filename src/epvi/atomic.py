@@ -18,7 +18,7 @@ from epvi.errors import EpviError
 
 # Characters of the file's name in that of its part: in all at most 4 x 40 + 40 bytes, where systems allow 255.
 _MOST_NAME = 40
-_PART = re.compile(r"\.(?P<pid>[0-9]+)-(?P<host>[0-9a-f]{8})-[0-9a-f]{8}\.part")
+_PART = re.compile(r"\.([0-9]+-[0-9a-f]{8})-[0-9a-f]{8}\.part")
 # What folders say that cannot be flushed, which some file systems cannot.
 _UNFLUSHED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
@@ -31,7 +31,7 @@ def write_whole(path: str | os.PathLike, content: bytes) -> Path:
         target = Path(os.path.realpath(path))
         before = _status(target)
         _remove_leftovers(target)
-        part = target.with_name(f"{_prefix(target)}.{os.getpid()}-{_host()}-{secrets.token_hex(4)}.part")
+        part = target.with_name(f"{_prefix(target)}.{owner()}-{secrets.token_hex(4)}.part")
         try:
             _write(part, content, before)
             os.replace(part, target)
@@ -118,13 +118,19 @@ def _remove_leftovers(target: Path) -> None:
 def is_left_over(path: Path, prefix: str) -> bool:
     """Whether a file of this prefix is the part of a write that was killed."""
     found = _PART.fullmatch(path.name.removeprefix(prefix))
-    return found is not None and found["host"] == _host() and is_dead(path, found["pid"])
+    return found is not None and is_abandoned(path, found[1])
 
 
-def is_dead(path: Path, pid: str) -> bool:
-    """Whether it is this user's, and the process of this number that made it is gone."""
+def owner() -> str:
+    """The number and the machine of this process, in the name of what it will remove: folders may be shared."""
+    return f"{os.getpid()}-{_host()}"
+
+
+def is_abandoned(path: Path, made_by: str) -> bool:
+    """Whether it is this user's, and the process of this machine that made it, its `owner()`, is gone."""
+    pid, _, host = made_by.partition("-")
     with contextlib.suppress(OSError):
-        return os.lstat(path).st_uid == os.getuid() and not _alive(pid)
+        return host == _host() and os.lstat(path).st_uid == os.getuid() and not _alive(pid)
     return False
 
 

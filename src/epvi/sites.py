@@ -6,7 +6,6 @@ others are sent them, and keep them for the next question.
 
 import contextlib
 import dataclasses
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from epvi import pool
+from epvi.atomic import owner
 from epvi.draws import Draws
 from epvi.errors import EpviError
 from epvi.handover import Part, ShardFit
@@ -200,7 +200,7 @@ def _folder(work: WorkFolder | None) -> Iterator[Path]:
         return
     with reported(tempfile.tempdir or "the temporary folder"):
         remove_dead(Path(tempfile.gettempdir()), "epvi-rows-")
-        folder = Path(tempfile.mkdtemp(prefix=f"epvi-rows-{os.getpid()}-"))
+        folder = Path(tempfile.mkdtemp(prefix=f"epvi-rows-{owner()}-"))
     try:
         yield folder
     finally:

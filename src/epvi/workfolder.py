@@ -7,13 +7,13 @@ only taken over when it was made of the same model, rows, settings and seed.
 import contextlib
 import dataclasses
 import math
-import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from epvi.atomic import is_dead
+from epvi.atomic import is_abandoned, owner
 from epvi.errors import EpviError
 from epvi.files import load
 from epvi.handover import Part, Provenance, ShardFit, describe_provenance
@@ -84,8 +84,7 @@ class WorkFolder:
     def scratch(self) -> Iterator[Path]:
         """A folder for the rows while the run lasts."""
         with _reported(self.path):
-            folder = self.path / f".rows-{os.getpid()}"
-            folder.mkdir(exist_ok=True)
+            folder = Path(tempfile.mkdtemp(prefix=f".rows-{owner()}-", dir=self.path))
         try:
             yield folder
         finally:
@@ -115,7 +114,7 @@ def _same(a: Any, b: Any, near: bool) -> bool:
 def remove_dead(folder: Path, prefix: str) -> bool:
     """Remove what runs that were killed have left of their rows, and say whether there are rows of others."""
     found = [path for path in folder.glob(f"{prefix}*") if path.is_dir()]
-    dead = [path for path in found if is_dead(path, path.name.removeprefix(prefix).partition("-")[0])]
+    dead = [path for path in found if is_abandoned(path, path.name.removeprefix(prefix).rpartition("-")[0])]
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
     return len(dead) < len(found)

@@ -75,7 +75,7 @@ def first_shortened(column: "pa.ChunkedArray") -> decimal.Decimal | None:
 
 
 def first_odd(column: "pa.ChunkedArray") -> int | None:
-    """The first row whose text would lose its meaning as a number: hexadecimal, zeros before it, or too large."""
+    """The first row whose text would lose its meaning as a number: hexadecimal, or too large."""
     import pyarrow as pa
 
     pc = _compute()
@@ -83,7 +83,7 @@ def first_odd(column: "pa.ChunkedArray") -> int | None:
     def rows(pattern: str) -> Any:
         return pc.indices_nonzero(pc.match_substring_regex(column, f"^({pattern})$"))
 
-    coded = rows(f"{_HEXADECIMAL}|{_PADDED}")
+    coded = rows(_HEXADECIMAL)
     long = rows(_LONG)
     if len(long):
         # float64 decides what it can: many numbers are long, and few too long.
@@ -97,9 +97,7 @@ def why_odd(text: str) -> str:
     """What is wrong with such a number, and the remedy."""
     if re.fullmatch(_HEXADECIMAL, text):
         return "which is hexadecimal: write it in decimal, or give the column's levels if it is a code"
-    if abs(int(text.partition(".")[0])) > EXACT:
-        return TOO_LARGE
-    return "which has zeros before it: write it without them if it is a number, or give the column's levels as text"
+    return TOO_LARGE
 
 
 TOO_LARGE = (
