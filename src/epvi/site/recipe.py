@@ -15,6 +15,7 @@ from epvi.site.cells import level_key
 from epvi.site.reading import MISSING, Part
 from epvi.site.rows import as_columns, plain_array, raw_columns
 from epvi.site.source import few, is_path, open_source, unknown_column
+from epvi.verb import verb
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -155,6 +156,7 @@ class Rows:
         return not any(options) and not is_path(self.source) and not hasattr(self.source, "__arrow_c_stream__")
 
 
+@verb("reading the rows")
 def read_rows(rows: Any, also: str | None = None, *, keep: bool = False, optional: Container[str] = ()) -> Table:
     """The one door for rows: a `Rows`, a path or glob, a data frame or a mapping of arrays. See `Rows.read`."""
     rows = rows if isinstance(rows, Rows) else Rows(rows)
