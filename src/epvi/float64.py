@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from epvi.forked import refuse_after_fork
+from epvi.compiled import compiled
+from epvi.verb import at_work
 
 AnyArray = jax.Array | np.ndarray
 # What a caller may pass where an array is meant.
@@ -44,16 +45,15 @@ def promotion_allowed() -> Iterator[None]:
 def in_float64(function: Callable[P, T]) -> Callable[P, T]:
     """Compile `function` and run it in float64; inside somebody else's trace, just call it.
 
-    Arrays are traced, everything else (ints, tuples) is static, as in `equinox.filter_jit`.
+    Arrays are traced, everything else (ints, tuples) is static.
     """
-    compiled = eqx.filter_jit(function)
+    program, doing = compiled(function), f"the mixture's {function.__name__.strip('_').replace('_', ' ')}"
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         if is_traced((args, kwargs)):
             return function(*args, **kwargs)
-        refuse_after_fork()
-        with jax.enable_x64(True):
-            return to_numpy(compiled(*args, **kwargs))
+        with at_work(doing), jax.enable_x64(True):
+            return to_numpy(program(*args, **kwargs))
 
     return wrapper

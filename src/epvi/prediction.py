@@ -17,10 +17,12 @@ from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
 from epvi.site.shard import as_model
 from epvi.validation import at_least
+from epvi.verb import verb
 
 _OF_THE_FIT = "pass those that the model was fitted with, standardise={column: (centre, scale)}."
 
 
+@verb("the predictive density")
 def log_predictive(
     model: Model | Callable, posterior: Posterior, rows: Any, *, num_samples: int = 1000, seed: Seed = 0
 ) -> float:
@@ -39,6 +41,7 @@ def log_predictive(
     return total / num_rows(columns)
 
 
+@verb("the predicted draws")
 def predict(
     model: Model | Callable, posterior: Posterior, rows: Any, *, num_samples: int = 1000, seed: Seed = 0
 ) -> dict[str, np.ndarray]:

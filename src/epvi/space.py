@@ -164,11 +164,14 @@ class Space:
     def constrain(self, theta: ArrayLike) -> dict[str, np.ndarray]:
         """Named constrained values, each of shape (..., *shape), for θ of shape (..., d)."""
         theta = validation.points(theta, self.dim)
-        with jax.enable_x64(True):
-            values = jax.vmap(self.values)(jnp.asarray(theta).reshape(-1, self.dim))
-        return {
-            name: np.asarray(value).reshape((*theta.shape[:-1], *value.shape[1:])) for name, value in values.items()
-        }
+        values = {}
+        for p in self.parameters:
+            value = np.array(theta[..., self.slices[p.name]]).reshape(-1, *p.flat_shape)
+            if not p.is_real:
+                with jax.enable_x64(True), promotion_allowed():
+                    value = np.asarray(jax.vmap(p.transform)(jnp.asarray(value)))
+            values[p.name] = value.reshape((*theta.shape[:-1], *value.shape[1:]))
+        return values
 
     def unconstrain(self, values: Mapping[str, ArrayLike]) -> np.ndarray:
         """θ of shape (..., d) for named constrained values of shapes (..., *shape)."""

@@ -4,17 +4,18 @@ Takes a job and a part of it, made of plain data: the model as bytes, the settin
 memory-mapped files. What was compiled for a model is kept for the process's next shards.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import cloudpickle
 import numpy as np
 
+from epvi.compiled import let_go
 from epvi.draws import Draws
 from epvi.errors import EpviError
-from epvi.forked import refuse_after_fork
 from epvi.handover import Part, ShardFit
 from epvi.scores import Scores
 from epvi.site.answer import Asking, answer_columns
@@ -23,6 +24,7 @@ from epvi.site.model import Model
 from epvi.site.rows import Columns
 from epvi.site.shard import Plan, fit_columns
 from epvi.store import MappedRows
+from epvi.verb import at_work
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,23 +53,18 @@ class HeldRows:
 
 def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     """Fit one shard."""
-    refuse_after_fork()
     columns = rows.columns()
     if job.keeps and isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
     report = _Passes(job.passes, part.shard)
     report(0)
-    try:
+    with _at_work(job, "the fit"):
         programs = model_of(job.model).programs(columns)
         return fit_columns(programs, columns, part, job.plan, report)
-    except EpviError as error:
-        # Without the chain of causes, which may not travel between processes.
-        raise EpviError(str(error)) from None
 
 
 def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, exact: bool) -> Scores | None:
     """Answer for one shard; without rows only if this process has kept them, and otherwise None."""
-    refuse_after_fork()
     if isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
     rows = rows if rows is not None else _KEPT.get((job.token, part.shard))
@@ -78,11 +75,29 @@ def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws
     columns = rows.columns()
     plan = job.plan
     points = plan.inference.points_at_once
-    try:
+    with _at_work(job, "the scores"):
         programs = model_of(job.model).programs(columns)
         asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, memory=memory)
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
+
+
+# The call that this process worked for last.
+_last_token = ""
+
+
+@contextlib.contextmanager
+def _at_work(job: Job, what: str) -> Iterator[None]:
+    """The context of a shard's work; what other calls had compiled is let go when a new one begins, never during one."""
+    global _last_token
+    if job.token != _last_token:
+        _last_token = job.token
+        # Passes are counted in files for epvi's own workers, where nobody else uses JAX.
+        let_go(own_process=job.passes is not None)
+    try:
+        with at_work(what):
+            yield
     except EpviError as error:
+        # Without the chain of causes, which may not travel between processes.
         raise EpviError(str(error)) from None
 
 

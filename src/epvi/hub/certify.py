@@ -19,6 +19,7 @@ from epvi.hub.weights import weigh
 from epvi.mixture import Estimate
 from epvi.scores import Scores
 from epvi.status import Status
+from epvi.verb import verb
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior
@@ -100,6 +101,7 @@ class Certificate:
 _NUMBERS = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 
 
+@verb("the certificate")
 def certify(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing: bool = False) -> Certificate:
     """The certificate of a posterior from the scores of all its shards.
 

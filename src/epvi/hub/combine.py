@@ -16,11 +16,13 @@ from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import multiply
 from epvi.hub.product.result import Product
 from epvi.seeds import Seed, as_key
+from epvi.verb import verb
 
 # Shard m uses the m-th key; the product's is out of their reach.
 _PRODUCT_KEY = 2**31 + 1
 
 
+@verb("combining the fits")
 def combine(
     fits: Iterable[ShardFit], product: Product | None = None, *, accept_unconverged: bool = False, seed: Seed = 0
 ) -> Posterior:

@@ -20,6 +20,7 @@ from epvi.hub.verdict import when_refined
 from epvi.mixture import GaussianMixture
 from epvi.scores import Scores
 from epvi.status import Status
+from epvi.verb import verb
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior
@@ -50,6 +51,7 @@ class Step:
     certificate: Certificate | None = None
 
 
+@verb("the refinement")
 def refine(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing: bool = False) -> "Posterior":
     """Take the answers to a posterior's draws: confirm or undo its last step, and take the next.
 

@@ -29,6 +29,7 @@ from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import same_coding, same_space
 from epvi.site.rows import Columns, generator
 from epvi.site.shard import ONE_SITE, as_model, parse_shard, provenance
+from epvi.verb import verb
 
 _DRAWS_AT_ONCE = 64
 # Derivatives are taken at this many points at a time, as a fit with its usual settings does.
@@ -52,6 +53,7 @@ class Answers(NamedTuple):
     exact: bool
 
 
+@verb("scoring the draws")
 def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = False) -> Scores:
     """The answer of shard "3/6" to the centre's draws: log p_m at each of them, and what else they ask for.
 

@@ -215,10 +215,10 @@ class Subposterior:
         """Σ over rows of the products of their log likelihoods' gradients."""
         with jax.enable_x64(True), promotion_allowed():
             theta = jnp.asarray(point, jnp.float64)
-            total = jnp.zeros((self.dim, self.dim))
+            total = np.zeros((self.dim, self.dim))
             for block, weights in self._blocks():
-                total = total + self.programs.outer()(theta, block, weights)
-            return np.asarray(total)
+                total = total + np.asarray(self.programs.outer()(theta, block, weights))
+            return total
 
     def _sweep(self, program: Callable[[Any], Pass], theta: np.ndarray) -> Any:
         """One pass over all blocks."""

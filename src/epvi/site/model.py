@@ -16,11 +16,13 @@ import numpy as np
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import MaskedDistribution
 
+from epvi.compiled import kept
 from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.handover import Provenance
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
 from epvi.site.levels import Undeclared
+from epvi.site.likeness import likeness
 from epvi.site.programs import Programs
 from epvi.site.recipe import read_rows
 from epvi.site.replies import Groups, density_replies, function_replies, same_coding, same_space
@@ -48,7 +50,6 @@ class Model:
         self.fixed = fixed
         self.exchangeable = tuple(tuple(group) for group in exchangeable)
         self.name = getattr(function, "__name__", type(function).__name__)
-        self._made: dict[Signature, Programs] = {}
         try:
             self._arguments = inspect.signature(function).parameters
         except (TypeError, ValueError):
@@ -116,8 +117,8 @@ class Model:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Compiled programs stay in the process that made them; arguments are read from the function again."""
-        return {name: value for name, value in self.__dict__.items() if name != "_arguments"} | {"_made": {}}
+        """Arguments are read from the function again."""
+        return {name: value for name, value in self.__dict__.items() if name != "_arguments"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -125,11 +126,16 @@ class Model:
             self._arguments = inspect.signature(self.function).parameters
 
     def programs(self, rows: Mapping[str, np.ndarray]) -> Programs:
-        """Compiled passes for rows with these columns; made once, whatever the rows are."""
-        signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
-        if signature not in self._made:
-            self._made[signature] = Programs(self.on(rows))
-        return self._made[signature]
+        """Compiled passes for rows with these columns, whatever the rows are: the same for models that are alike.
+
+        A model that cannot be compared with others shares them with nobody.
+        """
+        signature: Signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
+        return kept((likeness(self.parts()) or self, signature), lambda: Programs(self.on(rows)))
+
+    def parts(self) -> tuple:
+        """All that makes it the model that it is."""
+        return self.function, self.fixed, self.exchangeable
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns; looks at the first rows only."""
@@ -176,7 +182,6 @@ class DensityModel(Model):
             raise EpviError(f"supports names {unknown[0]!r}, which is not among the parameters.")
         self.name = getattr(log_likelihood, "__name__", "model")
         self.fixed = {}
-        self._made = {}
         self._prior, self._likelihood = log_prior, log_likelihood
         listed = []
         for name, shape in parameters.items():
@@ -189,6 +194,11 @@ class DensityModel(Model):
 
     def columns(self, names: Sequence[str]) -> None:
         """Nothing to refuse: plain functions take the whole block."""
+
+    def parts(self) -> tuple:
+        """All that makes it the model that it is."""
+        declared = [(p.name, p.shape, p.support) for p in self._space.parameters]
+        return self._prior, self._likelihood, declared, self._space.exchangeable
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns."""

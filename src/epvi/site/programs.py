@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from epvi.compiled import Held, number_of
 from epvi.site.links import MOST_ARGUMENTS, Linked, per_point
 from epvi.site.predictors import Predictors, find_predictors
 from epvi.site.target import Target
@@ -40,12 +41,17 @@ class Pass(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class Programs:
-    """The compiled passes of one target; made once per process and used by all its shards."""
+class Programs(Held):
+    """The compiled passes of one target; used by all shards of a process, as long as it keeps them."""
 
     target: Target
     _made: dict[Any, Any] = dataclasses.field(default_factory=dict)
     _linked: dict[Kind, Linked | Wide | None] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_programs(self) -> int:
+        """How many programs were compiled for it, those of the target's trial among them."""
+        return sum(map(number_of, [*self._made.values(), *self.target.tries.values()]))
 
     def value(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: the value."""
@@ -122,9 +128,8 @@ class Programs:
         return find_predictors(self.target.log_likelihood, theta, shapes)
 
     def _once(self, name: Any, function: Callable) -> Callable:
-        if name not in self._made:
-            self._made[name] = jax.jit(function)
-        return self._made[name]
+        # A dict's own step, so that two threads at once get one function.
+        return self._made[name] if name in self._made else self._made.setdefault(name, jax.jit(function))
 
     def _pass(self, order: str, block: Mapping[str, Any] | None) -> Pass:
         linked = None if block is None else self.linked(block, order)

@@ -16,6 +16,7 @@ from epvi.site.levels import REFUSED, Keys, Undeclared, as_levels, numbered, sai
 from epvi.site.reading import Part, first_twice
 from epvi.site.rows import as_columns, plain_array, raw_columns
 from epvi.site.source import is_path, open_source, unknown_column
+from epvi.verb import verb
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -170,6 +171,7 @@ class Rows:
         return not any(options) and not is_path(self.source) and not hasattr(self.source, "__arrow_c_stream__")
 
 
+@verb("reading the rows")
 def read_rows(
     rows: Any,
     also: str | None = None,

@@ -22,6 +22,7 @@ from epvi.site.nvi import NVI
 from epvi.site.programs import Programs
 from epvi.site.recipe import read_rows, with_constants
 from epvi.site.rows import Columns
+from epvi.verb import verb
 from epvi.version import __version__
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.
@@ -30,6 +31,7 @@ _COMMON_KEY = 0
 ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
 
 
+@verb("fitting the shard")
 def fit_shard(
     model: Any,
     rows: Any,
@@ -49,6 +51,7 @@ def fit_shard(
     return fit_table(model, read_rows(with_constants(rows, ONE_SITE)), part, inference, seed)
 
 
+@verb("fitting the shard")
 def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed: Seed) -> ShardFit:
     """Fit rows that were read."""
     columns = table.columns

@@ -26,6 +26,7 @@ from epvi.site.recipe import read_rows
 from epvi.site.rows import generator
 from epvi.site.shard import Plan, as_model, as_share, parse_shard, provenance
 from epvi.structure import Full
+from epvi.verb import verb
 
 # The sd of log prior − log Gaussian, in nats: at the Gaussian's draws, and at draws twice as wide.
 _CLOSE, _CLOSE_WIDER = 0.05, 0.2
@@ -35,6 +36,7 @@ _AT_ONCE = 50
 _INFERENCE = NVI(2, Full())
 
 
+@verb("a stand-in")
 def stand_in(
     model: Any, like: Any, shard: str, *, prior: Fraction | str | float | int | None = None, seed: Seed = 0
 ) -> ShardFit:

@@ -16,6 +16,7 @@ from epvi.hub.draws.result import CombinedDraws
 from epvi.seeds import Seed, as_key
 from epvi.status import Status
 from epvi.validation import at_least
+from epvi.verb import verb
 
 _METHODS = (
     "Consensus(), Parametric(), Nonparametric(), Semiparametric(), Weierstrass() or ExponentialFamily(mean, covariance)"
@@ -26,6 +27,7 @@ _LEAST_TO_COMPARE = 10
 _FAR = 1e-6
 
 
+@verb("combining the draws")
 def combine_draws(
     draws_per_shard: Sequence[Any], method: DrawsMethod, *, num_samples: int | None = None, seed: Seed = 0
 ) -> CombinedDraws:

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +20,7 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Float, Int
 
 from epvi import validation
+from epvi.compiled import compiled
 from epvi.float64 import AnyArray, to_numpy
 from epvi.hub.product.blocks import Blocks, in_blocks, log_joint, select
 from epvi.hub.product.fold import fold_singles
@@ -168,14 +168,14 @@ def _gaussians_at(modes: Modes) -> _Weighted:
     return _Weighted(modes.theta, modes.roots, np.log(share))
 
 
-@eqx.filter_jit
+@compiled
 def _noise(key: AnyArray, n: int, d: int) -> tuple[AnyArray, AnyArray]:
     # Chunks of draws fold in 1, 2, ...; this is 0.
     place, deal = jax.random.split(jax.random.fold_in(key, 0))
     return jax.random.normal(place, (n, d)), jax.random.uniform(deal, (2,))
 
 
-@eqx.filter_jit
+@compiled
 def _perturbed(structure: Structure, means: AnyArray, roots: AnyArray, z: AnyArray) -> Float[AnyArray, "n d"]:
     return means + jax.vmap(structure.unwhiten)(roots, z)
 
@@ -204,7 +204,7 @@ class _Table(NamedTuple):
     cumulative: Float[AnyArray, "*B A m K"]
 
 
-@eqx.filter_jit
+@compiled
 def _table(blocks: Blocks, theta: Float[AnyArray, "A d"]) -> _Table:
     def block(shards: Blocks) -> _Table:
         log_p = jax.nn.log_softmax(jax.vmap(lambda point: log_joint(shards, point))(theta), axis=-1)
@@ -213,7 +213,7 @@ def _table(blocks: Blocks, theta: Float[AnyArray, "A d"]) -> _Table:
     return jax.lax.map(block, blocks)
 
 
-@eqx.filter_jit
+@compiled
 def _draw_chunk(
     task: _Task, table: _Table, log_v: AnyArray, which: Int[AnyArray, " S"], seed: tuple[AnyArray, AnyArray]
 ) -> tuple[AnyArray, AnyArray, AnyArray]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from epvi.compiled import compiled
 from epvi.float64 import AnyArray
 from epvi.hub.product.stack import Components, Stack
 from epvi.structure import Structure
@@ -66,7 +67,7 @@ def log_joint(shards: Blocks, theta: Float[AnyArray, " d"]) -> Float[AnyArray, "
     return jax.vmap(jax.vmap(one))(shards.log_mass, shards.means, shards.precisions)
 
 
-@eqx.filter_jit
+@compiled
 def select(blocks: Blocks, index: Int[AnyArray, "S M"]) -> Components:
     """The product components at S index vectors, M counting the flat shards that fill the last block."""
     structure = blocks.structure

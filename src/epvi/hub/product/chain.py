@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
 from epvi import validation
+from epvi.compiled import compiled
 from epvi.float64 import AnyArray
 from epvi.hub.product.blocks import Blocks, in_blocks, select
 from epvi.hub.product.mixing import effective_size, split_r_hat
@@ -248,7 +248,7 @@ def wander(stacked: Stack, key: AnyArray, num_chains: int, steps: int) -> Float[
     return np.asarray(_run(stacked, key, _Plan(num_chains, 0, 1, steps, keep_index=False)).means)[:, 0]
 
 
-@eqx.filter_jit
+@compiled
 def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _State:
     # The largest of uniform numbers, among the components of any weight: all of them are equally likely.
     uniform = jax.random.uniform(key, (num_chains, *stacked.log_weights.shape))
@@ -259,7 +259,7 @@ def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _S
     return jax.vmap(lambda i, w: _begin(stacked, i, w))(index, log_w)
 
 
-@eqx.filter_jit
+@compiled
 def _walk(
     stacked: Stack, state: _State, seed: tuple[AnyArray, AnyArray], rows: int, plan: _Plan
 ) -> tuple[_State, tuple]:
@@ -276,7 +276,7 @@ def _walk(
     return jax.lax.scan(keep, state, steps)
 
 
-@eqx.filter_jit
+@compiled
 def _packed(stacked: Stack, kept: Components, index: AnyArray | None, acceptance_rate: AnyArray) -> _Run:
     """What the chains kept, (n, C, ...) with η for the mean, as equally weighted components."""
     structure = stacked.structure

@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
-import equinox as eqx
 import jax
 import numpy as np
-from jax.scipy.special import logsumexp
+from scipy.special import logsumexp
 
 from epvi import validation
+from epvi.compiled import compiled
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray
 from epvi.hub.product.fold import fold_singles
@@ -47,7 +47,7 @@ class Exact(Product):
         structure = factors[0].structure
         log_w, mixture = finish(structure, len(factors), pairs(structure, *halves(factors)))
         status = Status(True, _said(mixture.num_components))
-        return ProductMixture(mixture, exactly(logsumexp(log_w)), None, status)
+        return ProductMixture(mixture, exactly(np.asarray(logsumexp(np.asarray(log_w)))), None, status)
 
     def _check_budget(self, mixtures: Sequence[GaussianMixture]) -> None:
         counts = [mixture.num_components for mixture in mixtures]
@@ -90,7 +90,7 @@ def fuse(structure: Structure, a: Components, b: Components) -> Components:
     return Components(a.log_mass + b.log_mass - 0.5 * q, mean, precision)
 
 
-@eqx.filter_jit
+@compiled
 def pairs(structure: Structure, left: Components, right: Components) -> Components:
     """All products of a component of `left` with one of `right`, in blocks."""
 
@@ -101,7 +101,7 @@ def pairs(structure: Structure, left: Components, right: Components) -> Componen
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), made)
 
 
-@eqx.filter_jit
+@compiled
 def pair_log_weights(structure: Structure, num_shards: int, left: Components, right: Components) -> AnyArray:
     """log W of all pairs, without holding their parameters."""
     d = left.mean.shape[-1]

@@ -8,12 +8,12 @@ from many component means at once. It never lowers Π q_m (it is an EM step for 
 
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from epvi.compiled import compiled
 from epvi.float64 import AnyArray, to_numpy
 from epvi.hub.product.blocks import Blocks, log_joint
 from epvi.hub.product.chain import wander
@@ -96,7 +96,7 @@ def _starts(stacked: Stack, key: AnyArray) -> Float[np.ndarray, "n d"]:
     return np.concatenate([np.zeros((1, stacked.dim)), means, walked])
 
 
-@eqx.filter_jit
+@compiled
 def _climb(blocks: Blocks, starts: Float[AnyArray, "n d"]) -> tuple[AnyArray, AnyArray, AnyArray]:
     structure, d = blocks.structure, starts.shape[1]
 
@@ -117,7 +117,7 @@ def _climb(blocks: Blocks, starts: Float[AnyArray, "n d"]) -> tuple[AnyArray, An
     return jax.lax.while_loop(moving, step, (starts, *nothing))[:3]
 
 
-@eqx.filter_jit
+@compiled
 def _distances(
     structure: Structure, theta: Float[AnyArray, "n d"], roots: Float[AnyArray, "n *packed"]
 ) -> Float[AnyArray, "n n"]:

@@ -16,11 +16,13 @@ from epvi.hub.product.stack import MAX_GIGABYTES, check, gigabytes, in_one_struc
 from epvi.mixture import GaussianMixture
 from epvi.seeds import Seed, as_key
 from epvi.status import Status
+from epvi.verb import verb
 
 # Without a choice, products up to this size are enumerated.
 _EXACT_UP_TO = 10_000
 
 
+@verb("multiplying the shards' fits")
 def multiply(
     mixtures: Iterable[GaussianMixture],
     product: Product | None = None,

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from epvi.compiled import compiled
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray, is_traced
 from epvi.mixture import LOG_2PI, GaussianMixture
@@ -60,7 +61,7 @@ def in_one_structure(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixtur
     return [mixture if mixture.structure == structure else mixture.to(structure) for mixture in mixtures]
 
 
-@eqx.filter_jit
+@compiled
 def components_of(mixture: GaussianMixture) -> Components:
     """A shard's own components."""
     structure, d = mixture.structure, mixture.dim
@@ -99,7 +100,7 @@ def _check_padding(mixtures: Sequence[GaussianMixture], counts: np.ndarray) -> N
         )
 
 
-@eqx.filter_jit
+@compiled
 def _centred(structure: Structure, log_weights: AnyArray, means: AnyArray, roots: AnyArray, counts: AnyArray) -> Stack:
     d = means.shape[-1]
     precisions = jax.vmap(jax.vmap(structure.precision))(roots)
@@ -133,7 +134,7 @@ def check(mixtures: Sequence[GaussianMixture]) -> None:
             raise EpviError(f"mixture {m}'s weights sum to {total:.6g}, not to 1: normalise them.")
 
 
-@eqx.filter_jit
+@compiled
 def finish(
     structure: Structure, num_shards: int, components: Components
 ) -> tuple[Float[AnyArray, " n"], GaussianMixture]:

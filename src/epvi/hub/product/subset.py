@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
 from epvi import validation
+from epvi.compiled import compiled
 from epvi.errors import EpviError
 from epvi.float64 import AnyArray, to_numpy
 from epvi.hub.product.chain import Chain
@@ -132,7 +132,7 @@ def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data:
         return to_numpy(_Group(_pick(structure, left, right, chosen), np.logaddexp.reduce(log_w), cut=True))
 
 
-@eqx.filter_jit
+@compiled
 def _pick(structure: Structure, left: Components, right: Components, chosen: Int[AnyArray, " R"]) -> GaussianMixture:
     """The equally weighted mixture of some of the pairs."""
     n = len(right.log_mass)
