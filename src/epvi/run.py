@@ -33,8 +33,8 @@ from epvi.site.recipe import read_rows
 from epvi.site.shard import Plan, as_inference, as_model, provenance
 from epvi.site.split import Split, split_by, split_evenly
 from epvi.sites import ShardError, kept_in, sites_of
-from epvi.worker import Job, model_of
 from epvi.verb import verb
+from epvi.worker import Job, model_of
 from epvi.workfolder import WorkFolder
 
 # Shard m uses the m-th key; the split's is out of their reach.

@@ -87,7 +87,7 @@ _last_token = ""
 
 @contextlib.contextmanager
 def _at_work(job: Job, what: str) -> Iterator[None]:
-    """The context of a shard's work; what other calls had compiled is let go when a new one begins, never during one."""
+    """The context of a shard's work; what other calls compiled is let go when a new one begins, never during one."""
     global _last_token
     if job.token != _last_token:
         _last_token = job.token
