@@ -1,5 +1,6 @@
 """Strict from the start: shapes are checked, ranks and dtypes are not promoted, and x64 is off, as a user has it."""
 
+import contextlib
 import ctypes
 import gc
 import mmap
@@ -24,6 +25,11 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # XLA's emitters for fused loops, and its splitting of a program for several threads, are most of the time that small
 # programs take to compile.
 _QUICK_FLAGS = {"xla_cpu_use_fusion_emitters": "false", "xla_cpu_parallel_codegen_split_count": "1"}
+
+
+# Bytes of memory beyond which a process lets go of what it has compiled after any test: a test needs half a gigabyte
+# more at most, and a process is to stay below one and a half.
+_MOST_RESIDENT = 900 * 2**20
 
 
 def _knows(flag):
@@ -59,9 +65,20 @@ def pytest_unconfigure(config):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _let_go():
+def _without_the_last_files_programs():
     """A process keeps all that it compiles, which would be gigabytes at the end."""
     yield
+    _let_go()
+
+
+def pytest_runtest_logfinish():
+    """Between the tests of a file that compiles much, too."""
+    with contextlib.suppress(OSError):
+        if int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE > _MOST_RESIDENT:
+            _let_go()
+
+
+def _let_go():
     jax.clear_caches()
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
