@@ -7,7 +7,7 @@ observed and factor sites are likelihood when they depend on rows, prior when th
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,8 +117,8 @@ class Model:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Arguments are read from the function again."""
-        return {name: value for name, value in self.__dict__.items() if name != "_arguments"}
+        """Arguments are read from the function again, and so is what it is like."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_arguments", "_key")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -131,7 +131,12 @@ class Model:
         A model that cannot be compared with others shares them with nobody.
         """
         signature: Signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
-        return kept((likeness(self.parts()) or self, signature), lambda: Programs(self.on(rows)))
+        return kept((self._key, signature), lambda: Programs(self.on(rows)))
+
+    @functools.cached_property
+    def _key(self) -> Hashable:
+        """What models that are alike have in common, as it was when this one was first used."""
+        return likeness(self.parts()) or object()
 
     def parts(self) -> tuple:
         """All that makes it the model that it is."""
