@@ -231,7 +231,8 @@ def test_wrong_usage_says_how_it_is_meant(name, folder):
     assert re.search(sentence, said["error"]), said["error"]
     plain = call(*arguments, code=2)
     assert plain.stdout == ""
-    assert f"Try 'epvi {arguments[0]} --help' for help." in plain.stderr
+    # Click names the short option or the long one, by its version.
+    assert re.search(f"Try 'epvi {arguments[0]} (-h|--help)' for help.", plain.stderr)
 
 
 def test_what_is_not_allowed_is_said(folder, monkeypatch):
@@ -377,10 +378,9 @@ def test_a_score_that_cannot_be_had_is_refused_and_not_left_out(others, tmp_path
     with np.load(others / "multinomial.npz") as rows:
         np.savez(tmp_path / "bad.npz", **{**rows, "y": np.full(40, 7)})
     base = ("predict", "multinomial", others / "multinomial.epvi", *COLUMNS, "--set", "num_classes=3", "--draws", "9")
-    assert (
-        "log predictive density is -inf: they have a value that the model cannot give"
-        in call_json(*base, "--rows", tmp_path / "bad.npz", code=1)["error"]
-    )
+    said = call_json(*base, "--rows", tmp_path / "bad.npz", code=1)["error"]
+    # A category that is not there has the log probability -inf, or, with older versions of NumPyro, none.
+    assert re.search("log predictive density is (-inf|nan): they have a value that the model cannot give", said)
 
 
 def completions(*words):

@@ -123,7 +123,7 @@ def test_programs_of_an_environment_in_the_folder_are_not_the_studys(folder):
 
 
 def test_the_path_and_the_hash_of_a_model_file_are_told_before_it_runs(folder):
-    (folder / "model.py").write_text("import sys\nsys.stderr.write('it runs\\n')\n" + MODEL)
+    (folder / "model.py").write_text("import sys\nprint('it runs', file=sys.stderr, flush=True)\n" + MODEL)
     write_study(folder, "model.py:linear")
     said = call(*OF_STUDY).stderr
     digest = hashlib.sha256((folder / "model.py").read_bytes()).hexdigest()
