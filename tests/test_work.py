@@ -25,12 +25,14 @@ RUN = (*COMMAND, "-o", "posterior.epvi", "--work", "run")
 
 # Writes whole files, but stays in the middle of the given one.
 STUCK = """
-import os, sys, time
+import os, stat, sys, time
 sync, count = os.fsync, 0
 def stuck(file):
     global count
-    count += 1
     sync(file)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        return  # A folder, which is flushed after its file.
+    count += 1
     if count == int(sys.argv[1]):
         os.ftruncate(file, os.fstat(file).st_size // 2)
         time.sleep(300)
