@@ -34,8 +34,8 @@ sync, count = os.fsync, 0
 def stuck(file):
     global count
     sync(file)
-    if stat.S_ISDIR(os.fstat(file).st_mode):
-        return
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        return  # A folder, which is flushed after its file.
     count += 1
     if count == int(sys.argv[1]):
         os.ftruncate(file, os.fstat(file).st_size // 2)
