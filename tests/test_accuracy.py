@@ -125,6 +125,7 @@ def is_guide(peer):
     return peer.name.startswith("Auto")
 
 
+@pytest.mark.slow
 def test_peers_find_a_conjugate_posterior_from_shares_of_its_prior():
     peers = [peer for peer in accuracy_peers.peers(Lengths(200, 1000)) if not is_guide(peer)]
     assert len(peers) == 3

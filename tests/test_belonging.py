@@ -193,7 +193,7 @@ def test_another_model_is_refused(name):
     refused(lambda: epvi.combine(both), rf"shard 2 of 2 and shard 1 of 2 come from different models .*{sentence}")
 
 
-@pytest.mark.parametrize("like", ["second", "wide"])
+@pytest.mark.parametrize("like", ["wide", pytest.param("second", marks=pytest.mark.slow)])
 def test_the_same_model_in_other_words_and_rows_of_another_precision_belong_together(like):
     assert epvi.combine([fitted(ONE), fitted(other_words, 2, like)]).num_rows == 80
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 import pyarrow.parquet as parquet
 import pytest
+from quick import quick_for
 from sentences import refused
 from test_sources import MODEL, QUICK
 
@@ -99,7 +100,7 @@ def same(made, expected, said):
     assert (made.sources, made.levels, made.num_rows) == (expected.sources, expected.levels, expected.num_rows), said
 
 
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("options", quick_for(OPTIONS, ("own units",)))
 def test_the_table_is_the_same_whatever_the_chunks_and_wherever_it_lies(tmp_path, chunked, options):
     table = frame()
     rest = {"levels": {"g": LEVELS}, "limits": {"a": (-50, None)}, "drop_missing": True, **OPTIONS[options]}

@@ -358,7 +358,11 @@ def others(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"), [("multinomial", ("--set", "num_classes=3")), ("poisson", ("--column", "exposure=e"))]
+    ("name", "more"),
+    [
+        pytest.param("multinomial", ("--set", "num_classes=3"), marks=pytest.mark.slow),
+        ("poisson", ("--column", "exposure=e")),
+    ],
 )
 def test_rows_are_predicted_with_and_without_what_is_observed(name, more, others, tmp_path):
     base = ("predict", name, others / f"{name}.epvi", *COLUMNS, *more, "--draws", "50")

@@ -91,7 +91,7 @@ def test_posteriors_with_the_full_prior_each_give_the_exact_posterior():
     check_unbiased(errors(epvi.ExponentialFamily(PRIOR_MEAN, PRIOR), (MEAN, COVARIANCE), shards), most=0.15)
 
 
-@pytest.mark.parametrize("covariance", [epvi.Diagonal(), epvi.Full()])
+@pytest.mark.parametrize("covariance", [epvi.Full(), pytest.param(epvi.Diagonal(), marks=pytest.mark.slow)])
 def test_kernels_widen_every_shard_by_their_own_covariance(covariance):
     """The product of Gaussians smoothed by h² Σ (or its diagonal) is known."""
     h = 0.7
@@ -116,7 +116,13 @@ def gammas(seed, n):
 
 
 @pytest.mark.parametrize(
-    "method", [epvi.Nonparametric(), epvi.Semiparametric(), epvi.Weierstrass(bandwidth=0.1)], ids=repr
+    "method",
+    [
+        epvi.Nonparametric(),
+        pytest.param(epvi.Semiparametric(), marks=pytest.mark.slow),
+        epvi.Weierstrass(bandwidth=0.1),
+    ],
+    ids=repr,
 )
 def test_skewed_shards_are_for_the_methods_that_follow_their_shape(method):
     draws = gammas(0, 500)

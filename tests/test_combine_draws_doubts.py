@@ -82,6 +82,7 @@ def test_slow_chains_do_not_seem_to_share_a_seed_unless_they_do():
     assert "shards 3 and 7 move together" in epvi.combine_draws(list(shared), epvi.Consensus()).status.text
 
 
+@pytest.mark.slow
 def test_precisions_are_unbiased_before_the_prior_is_taken_from_them():
     """Of 105 priors' worth of precision 99 go: what is 2% too much would be a third of the rest."""
     draws = [x / np.sqrt(1.05) for x in healthy(0, shards=100, n=1000, d=20)]

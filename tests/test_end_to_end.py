@@ -5,6 +5,7 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 from commands import call_json, ended, started
 
 import epvi
@@ -39,6 +40,7 @@ def simulate(folder):
     return {"x": all_rows[:, :2], "y": all_rows[:, 2], "site": names}
 
 
+@pytest.mark.slow
 def test_sites_and_a_centre_find_what_one_process_finds(tmp_path):
     rows = simulate(tmp_path)
     columns = ("--rows", "rows.csv", "--x", "age,dose", "--y", "effect", "--components", "1")

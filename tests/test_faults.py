@@ -144,7 +144,10 @@ def test_without_hashes_of_rows_honest_scores_mend_a_fit_that_was_copied(line_st
     assert corrected(bad, certificate).away(exact) < 0.1
 
 
-@pytest.mark.parametrize(("told", "share"), [("hash", "1/8"), ("hash", "0"), ("scores", "1/8"), ("gradients", "1/8")])
+@pytest.mark.parametrize(
+    ("told", "share"),
+    [("hash", "1/8"), ("hash", "0"), ("scores", "1/8"), pytest.param("gradients", "1/8", marks=pytest.mark.slow)],
+)
 def test_a_site_that_fits_and_scores_the_rows_of_another_is_named(line_study, told, share):
     study, exact, fits = line_study
     study = study.with_rows(5, study.parts[0])

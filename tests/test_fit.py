@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -15,7 +16,7 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
-from epvi import worker
+from epvi import compiled, worker
 from epvi.models import logistic, simulate_logistic
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
@@ -93,17 +94,18 @@ def counting(x, y=None):
     logistic(x, y)
 
 
-def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few():
+def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few(monkeypatch):
     counts = []
     for num_shards in (2, 9):
         TRACES.clear()
         worker.model_of.cache_clear()
+        monkeypatch.setattr(compiled, "_held", OrderedDict())
         with ThreadPoolExecutor(1) as executor:
             # Full shards only, so that both jobs have blocks of one size.
             rows = {name: column[: 60 * num_shards] for name, column in ROWS.items()}
             epvi.fit(counting, rows, num_shards, inference=QUICK, certify=False, executor=executor)
         counts.append(len(TRACES))
-    assert counts[0] == counts[1]
+    assert counts[0] == counts[1] > 0
 
 
 def test_a_model_that_is_fitted_again_is_not_traced_again():

@@ -46,7 +46,7 @@ def test_a_flat_prior_is_fine_where_the_rows_bound_everything():
     assert fit.status.ok, fit.status
 
 
-@pytest.mark.parametrize("merge", [True, False])
+@pytest.mark.parametrize("merge", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_separable_rows_under_a_flat_prior_have_a_flat_direction(merge):
     separable = (X[:, 0] > 0).astype(int)
     inference = epvi.NVI(2, epvi.Full(), merge=merge)

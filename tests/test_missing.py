@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.distributions import constraints
+from quick import quick_for
 from sentences import refused
 
 import epvi
@@ -183,13 +184,14 @@ NOT_GAUSSIAN = {
 }
 
 
-@pytest.mark.parametrize("name", NOT_GAUSSIAN)
+@pytest.mark.parametrize("name", quick_for(NOT_GAUSSIAN, ("kink", "partly flat", "two far modes")))
 def test_a_prior_that_is_not_gaussian_cannot_be_stood_in_for(name):
     prior, why = NOT_GAUSSIAN[name]
     call = lambda: epvi.stand_in(regression(prior), ROWS, "8/8")  # noqa: E731
     refused(call, rf"shard 8 of 8 cannot be stood in for without rows: .*{why}.*carry 1/8 of the prior more")
 
 
+@pytest.mark.slow
 def test_a_funnel_cannot_be_stood_in_for():
     rows = {"x": X, "y": (ROWS["y"] > 0).astype(int)}
     refused(lambda: epvi.stand_in(logistic, rows, "8/8"), "not close to a Gaussian.*Let a site that has rows carry 1/8")

@@ -93,6 +93,7 @@ def test_anchored_keeps_a_wide_part_around_a_needle():
     assert abs(masses[1] - masses[0]) < 4 * np.sqrt(masses[0] * (1 - masses[0]) / product.diagnostics.ess)
 
 
+@pytest.mark.slow
 def test_the_order_of_many_components_does_not_matter():
     rng = np.random.default_rng(0)
     draws = [np.concatenate([4 + rng.normal(size=(150, 3)), -4 + rng.normal(size=(150, 3))]) for _ in range(6)]

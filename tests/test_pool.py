@@ -85,7 +85,9 @@ def test_a_large_task_and_a_large_result_pass(two):
     assert two.submit(bytes.upper, b"a" * 3_000_000).result() == b"A" * 3_000_000
 
 
-@pytest.mark.parametrize(("how", "said"), [("signal", "signal 9"), ("exit", "exit code 3")])
+@pytest.mark.parametrize(
+    ("how", "said"), [("signal", "signal 9"), pytest.param("exit", "exit code 3", marks=pytest.mark.slow)]
+)
 def test_a_worker_that_dies_ends_its_own_task_alone(two, tmp_path, how, said):
     busy = two.submit(wait_for, str(tmp_path / "go"), str(tmp_path / "began"))
     until(lambda: (tmp_path / "began").exists())

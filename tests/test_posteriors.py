@@ -7,6 +7,7 @@ import made
 import numpy as np
 import posteriors
 import pytest
+from quick import quick_for
 from scipy import stats
 
 from epvi.float64 import promotion_allowed
@@ -30,6 +31,10 @@ def data_of(name, rng):
     priors = {"pmualpha": 1.5, "psalpha": 4, "pmubeta": 0, "psbeta": 0.5}
     data = {**real, **levels, **priors, "X": matrix, "N": N, "K": 3}
     return {"J": N, "y": real["y"], "sigma": rng.uniform(1, 2, N).tolist()} if name.startswith("eight") else data
+
+
+# The others take a second or more to compile.
+QUICK = set(posteriors.RECIPES) - {"low_dim_gauss_mix-low_dim_gauss_mix", "eight_schools-eight_schools_noncentered"}
 
 
 def names_of(name):
@@ -125,7 +130,7 @@ def log_joint(gold, theta):
         return float(target.log_prior(theta) - target.space.log_jacobian(theta) + rows)
 
 
-@pytest.mark.parametrize("name", posteriors.RECIPES)
+@pytest.mark.parametrize("name", quick_for(posteriors.RECIPES, QUICK))
 def test_a_posterior_of_posteriordb_is_loaded_and_its_density_is_that_of_the_words(tmp_path, name):
     at, data, draws = written(tmp_path, name)
     gold = posteriors.from_posteriordb(at)

@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from quick import quick_for
 
 from epvi import Model
 from epvi.float64 import promotion_allowed
@@ -185,11 +186,6 @@ def check(sub, points, tolerance):
     np.testing.assert_allclose(diagonal.hessian, np.diagonal(hessian, axis1=1, axis2=2), atol=tolerance * scale)
 
 
-def quick_for(names, few):
-    """All names, but those that are not among the few with the slow tests: compiling takes the time."""
-    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 @pytest.mark.parametrize("name", LINKED)
 def test_linear_predictors_are_found_in_their_widths(name):
     model, y, widths, moves = LINKED[name]
@@ -199,7 +195,7 @@ def test_linear_predictors_are_found_in_their_widths(name):
     assert (linked.places is not None) == moves
 
 
-@pytest.mark.parametrize("name", quick_for(LINKED, ("logistic", "multinomial", "two predictors", "tied weights")))
+@pytest.mark.parametrize("name", quick_for(LINKED, ("logistic", "tied weights")))
 def test_derivatives_through_predictors_are_those_of_the_whole(name):
     model, y, *_ = LINKED[name]
     sub = subposterior(model, {"x": X, "y": y})
@@ -301,7 +297,7 @@ def coupled_far_away(x, y):
     observed(y, dist.Normal(odds + 0.1 * jnp.maximum(odds[:, :1] - 25.0, 0.0) * odds, 1.0).to_event(1), x)
 
 
-@pytest.mark.parametrize("model", [coupled_in_some_rows, coupled_far_away])
+@pytest.mark.parametrize("model", [coupled_far_away, pytest.param(coupled_in_some_rows, marks=pytest.mark.slow)])
 def test_columns_that_rarely_have_to_do_with_each_other_are_no_wide_predictor(model):
     """Derivatives of the first rows, at values near zero, do not tell; the steps of the program do."""
     rows = {"x": X, "y": NUMBERS}

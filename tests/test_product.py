@@ -243,6 +243,7 @@ def test_folding_many_narrow_shards_does_not_overflow():
     assert abs(found.value - exact) < 5 * found.standard_error
 
 
+@pytest.mark.slow
 def test_one_huge_shard_among_single_ones_is_exact_and_small():
     rng = np.random.default_rng(0)
     single = [random_mixture(rng, "diagonal", 1, 19) for _ in range(999)]
@@ -396,7 +397,8 @@ for seed in range(NUMBER):
 """
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(15, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("number", [2, 15])
 def test_factorisations_of_full_covariances_do_not_wait_for_each_other(number):
     """A process of its own with a time limit, because a deadlock in XLA's threads cannot be interrupted."""
     command = [sys.executable, "-c", f"NUMBER = {number}\n{MANY_PRODUCTS}"]

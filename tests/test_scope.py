@@ -39,6 +39,7 @@ def assert_near(posterior, exact, mean=MEAN, sd=SD, **of):
     assert np.max(np.abs(ratios - 1)) < sd
 
 
+@pytest.mark.slow
 def test_a_switch_of_single_rows_is_summed_out_exactly():
     rows = cases.simulate_signal(300, seed=0)
     targets = [epvi.Model(function).on(rows) for function in (cases.signal, cases.signal_by_hand)]
@@ -153,6 +154,7 @@ def test_correlations_and_scales_take_full_covariances_or_a_refinement(name):
     assert_near(refined, exact)
 
 
+@pytest.mark.slow
 def test_labels_come_in_one_order_when_they_are_said_to_be_exchangeable():
     centres = [-2.0, 2.0]
     rows = cases.simulate_mixture(300, centres, seed=0)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.distributions import constraints
+from quick import quick_for
 
 from epvi import EpviError, Parameter, Space
 
@@ -69,7 +70,9 @@ RELATIVES = [
     "zero_sum",
     "independent",
 ]
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in RELATIVES else name for name in SUPPORTS]
+NAMES = quick_for(SUPPORTS, SUPPORTS.keys() - set(RELATIVES))
+# Those that take longest to compile.
+MATRICES = {"positive_definite", "corr_matrix", "lower_cholesky", "zero_sum both ways"}
 
 
 def alone(name):
@@ -96,7 +99,7 @@ def log_jacobian(space, theta):
         return float(space.log_jacobian(jnp.asarray(theta)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", quick_for(SUPPORTS, SUPPORTS.keys() - set(RELATIVES) - MATRICES))
 def test_values_go_there_and_back_with_any_leading_axes(name):
     shape, support, size = SUPPORTS[name]
     space = alone(name)

@@ -169,6 +169,7 @@ def left_to_gain(rows, w):
     return 0.5 * slope @ np.linalg.solve((x.T * (p * (1 - p))) @ x, slope)
 
 
+@pytest.mark.slow
 def test_float32_sums_would_stop_early_and_these_do_not():
     rows, _ = simulate_logistic(400_000, V, condition=20, seed=1)
     rows = {"x": rows["x"].astype(np.float32), "y": rows["y"]}
@@ -239,6 +240,7 @@ def with_rare_columns(seed, counts, v):
     return {"x": x, "y": y}
 
 
+@pytest.mark.slow
 def test_a_rare_column_that_separates_labels_is_flat_on_a_tall_shard_too():
     """Though a part of the rows had it, and the climb on all of them began far out."""
     rows = with_rare_columns(0, [1], 25)
