@@ -60,6 +60,12 @@ def pytest_configure(config):
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def pytest_collection_finish():
+    """What was imported stays: the collector of garbage need not look at it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure(config):
     config._compiled.cleanup()
 

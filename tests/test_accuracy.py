@@ -162,6 +162,7 @@ def test_a_shard_must_have_more_rows_than_parameters():
     assert not accuracy_scores.counts(gold, 11)
 
 
+@pytest.mark.slow
 def test_a_reference_run_is_made_once(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     gold = known_gold()

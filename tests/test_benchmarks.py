@@ -78,6 +78,7 @@ def test_rows_like_susys_come_again_by_their_seed_and_are_the_first_of_more():
     np.testing.assert_allclose((units - susy.MEANS) / susy.SCALES, few["x"], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_files_benchmark_prints_its_tables_and_no_hostile_epvi_file_is_taken():
     command = [sys.executable, str(ROOT / "benchmarks" / "files.py"), "--count", "2"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout

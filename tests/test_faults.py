@@ -146,7 +146,12 @@ def test_without_hashes_of_rows_honest_scores_mend_a_fit_that_was_copied(line_st
 
 @pytest.mark.parametrize(
     ("told", "share"),
-    [("hash", "1/8"), ("hash", "0"), ("scores", "1/8"), pytest.param("gradients", "1/8", marks=pytest.mark.slow)],
+    [
+        ("hash", "1/8"),
+        pytest.param("hash", "0", marks=pytest.mark.slow),
+        ("scores", "1/8"),
+        pytest.param("gradients", "1/8", marks=pytest.mark.slow),
+    ],
 )
 def test_a_site_that_fits_and_scores_the_rows_of_another_is_named(line_study, told, share):
     study, exact, fits = line_study

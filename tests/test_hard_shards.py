@@ -204,6 +204,7 @@ def test_a_mixture_model_with_far_apart_scales_is_found():
     assert float(fit.mixture.sd()[0]) == pytest.approx(y.std() / np.sqrt(200), rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_small_shard_whose_components_run_off_keeps_its_modes():
     # Forty rows for nine parameters: components that split from the mode find no curvature where they go.
     rows, _ = simulate_logistic(2000, 8, condition=80, seed=0)

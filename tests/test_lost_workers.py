@@ -108,6 +108,7 @@ def test_a_shard_that_loses_two_workers_is_named_and_the_other_fits_are_kept(tmp
     assert sorted(os.listdir(tmp_path)) == ["run_shard-0", "run_shard-1"]
 
 
+@pytest.mark.slow
 def test_in_a_later_round_all_fits_are_kept(tmp_path, monkeypatch):
     make_deadly(monkeypatch, tmp_path, times=9, fitting=False)
     with pytest.raises(epvi.ShardError, match=r"shard 2 of 3 lost .* twice while it was scored") as error:
@@ -150,6 +151,7 @@ def test_on_one_that_does_not_survive_all_is_said():
     assert "the executor takes no more work" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_thread_whose_shard_kills_workers_does_not_disturb_another(undisturbed, tmp_path, monkeypatch):
     make_deadly(monkeypatch, tmp_path, times=9)
     failed = []

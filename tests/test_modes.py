@@ -70,6 +70,7 @@ def ridges(condition, seed, d=5, m=9, k=3):
     return shards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("condition", "seed"),
     [(1e4, 25), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1e3, 1), (1e3, 8), (1e4, 27)))],

@@ -94,6 +94,7 @@ def test_variances_over_24_orders_of_magnitude(seed, spread):
     np.testing.assert_allclose(product.mixture.roots[:, 0] ** -2, expected[:, 2], rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in range(1, 6))])
 @pytest.mark.parametrize("spread", [1e-6, *(pytest.param(spread, marks=SLOW) for spread in (1.0, 1e6))])
 @pytest.mark.parametrize("structure", [Full(), pytest.param(Spherical(), marks=SLOW)], ids=str)

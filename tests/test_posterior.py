@@ -120,6 +120,7 @@ def test_predictions_keep_optional_columns_that_are_not_observed():
     assert mean[1] / mean[0] == pytest.approx(10.0, rel=0.15)
 
 
+@pytest.mark.slow
 def test_fixed_arguments_reach_the_predictions():
     model = epvi.Model(linear, spread=0.01)
     posterior = epvi.combine([epvi.fit_shard(model, ROWS, "1/1")])
@@ -185,6 +186,7 @@ def test_predictions_with_another_model_are_refused(posterior):
         epvi.predict(renamed, posterior, {"x": X[:3]})
 
 
+@pytest.mark.slow
 def test_shards_that_are_far_from_gaussian_are_said_to_be():
     """Twenty rows a shard and an unknown sd: its fits are off in one direction, which the product amplifies."""
     rng = np.random.default_rng(3)

@@ -138,6 +138,7 @@ def test_a_kernel_that_is_learned_with_the_function_is_not_trusted():
 COLUMNS = {"correlation": (0.995, [1.0, 1.0]), "scales": (0.0, [1.0, 1000.0])}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["correlation", pytest.param("scales", marks=pytest.mark.slow)])
 def test_correlations_and_scales_take_full_covariances_or_a_refinement(name):
     rows = cases.simulate_linear(200, *COLUMNS[name], seed=0)

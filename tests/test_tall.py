@@ -265,6 +265,7 @@ def test_rare_columns_have_the_curvature_at_their_mode(seed):
     np.testing.assert_allclose(fit.mixture.sd(), sds, rtol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, pytest.param(6, marks=pytest.mark.slow)])
 def test_the_heavier_of_two_modes_is_found_though_a_part_of_the_rows_prefers_the_other(seed):
     """Half of N(t, 1) and half of N(−t, 1.04): rows of t = 2 tell it from t = −2 by some twenty or thirty nats."""

@@ -77,6 +77,7 @@ def test_an_exact_posterior_is_trusted_by_few_draws_too(num_draws):
     assert certified(rows_of(), num_draws)[1].verdict == TRUST
 
 
+@pytest.mark.slow
 def test_a_posterior_on_a_shell_keeps_its_fits_and_is_not_trusted():
     y = 3.0 + 3.0 * np.random.default_rng(1).normal(size=6)
     with ThreadPoolExecutor(1) as executor:
@@ -84,6 +85,7 @@ def test_a_posterior_on_a_shell_keeps_its_fits_and_is_not_trusted():
     assert posterior.certificate.verdict == NOT
 
 
+@pytest.mark.slow
 def test_sites_with_the_same_counts_of_other_rows_are_two_sites():
     rng = np.random.default_rng(3)
     parts = [{"y": rng.permutation(np.arange(100) < 40).astype(int), "age": rng.normal(size=100)} for _ in range(2)]
