@@ -265,6 +265,19 @@ def test_a_model_in_doubt_shares_with_nobody_but_itself():
     assert one.programs(ROWS) is one.programs(ROWS) is not programs_of(model)
 
 
+def test_a_model_that_changed_keeps_its_programs_for_itself(monkeypatch):
+    monkeypatch.setitem(globals(), "SCALE", 1.0)
+    first = epvi.Model(with_globals)
+    programs = first.programs(ROWS)
+    assert epvi.Model(with_globals).programs(ROWS) is programs
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    assert first.programs(ROWS) is programs
+    # What this one compiles from now on is of another time, also when the old one comes back.
+    monkeypatch.setitem(globals(), "SCALE", 1.0)
+    assert first.programs(ROWS) is programs
+    assert epvi.Model(with_globals).programs(ROWS) is not programs
+
+
 def test_a_function_is_fitted_and_updated_again_without_compiling(compilations):
     def fits(model):
         parts = [{name: column[m::2] for name, column in ROWS.items()} for m in range(2)]

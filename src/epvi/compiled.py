@@ -57,6 +57,13 @@ def kept(key: Hashable, make: Callable[[], H]) -> H:
         return _held[key]
 
 
+def rename(old: Hashable, new: Hashable) -> None:
+    """Hold what is held under a pair with `old` under one with `new` from now on."""
+    with _lock:
+        for key in [key for key in _held if isinstance(key, tuple) and key[0] == old]:
+            _held[new, *key[1:]] = _held.pop(key)
+
+
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
     """Compile `function` for each kind of its arguments: arrays are traced, all else (ints, structures) is static."""
 

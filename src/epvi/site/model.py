@@ -16,7 +16,7 @@ import numpy as np
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import MaskedDistribution
 
-from epvi.compiled import kept
+from epvi.compiled import kept, rename
 from epvi.errors import EpviError
 from epvi.float64 import promotion_allowed
 from epvi.handover import Provenance
@@ -42,6 +42,9 @@ class Model:
     column, which `predict` leaves out). `exchangeable` names groups of parameters whose leading axes may be permuted
     together without changing the model: shards are then aligned before they are multiplied.
     """
+
+    # Under which what was compiled for it is held, once it was used.
+    _key: Hashable | None = None
 
     def __init__(self, function: Callable, *, exchangeable: Sequence[Sequence[str]] = (), **fixed: Any) -> None:
         if not callable(function):
@@ -131,12 +134,22 @@ class Model:
         A model that cannot be compared with others shares them with nobody.
         """
         signature: Signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
-        return kept((self._key, signature), lambda: Programs(self.on(rows)))
+        return kept((self._shared_key(), signature), lambda: Programs(self.on(rows)))
 
-    @functools.cached_property
-    def _key(self) -> Hashable:
-        """What models that are alike have in common, as it was when this one was first used."""
-        return likeness(self.parts()) or object()
+    def _shared_key(self) -> Hashable:
+        """What models that are alike have in common, as long as this one is what it was when it was first used.
+
+        A model that has changed since (a global that it refers to did) keeps what was compiled for it, as a user of one
+        `Model` expects, but for itself alone: parts of it may be those of one time, and parts of another.
+        """
+        now = likeness(self.parts())
+        if self._key is None:
+            self._key = now or object()
+        elif isinstance(self._key, bytes) and self._key != now:
+            alone = object()
+            rename(self._key, alone)
+            self._key = alone
+        return self._key
 
     def parts(self) -> tuple:
         """All that makes it the model that it is."""
