@@ -1,5 +1,6 @@
 """Workers that die in the middle of a fit, or of a later round: shards are run again, and the answer is the same."""
 
+import contextlib
 import functools
 import os
 import signal
@@ -119,6 +120,35 @@ def test_in_a_later_round_all_fits_are_kept(tmp_path, monkeypatch):
 def test_workers_killed_while_they_idle_are_replaced(undisturbed):
     for pid in pool.workers(2).pids:
         os.kill(pid, signal.SIGKILL)
+    assert same(fitted(), undisturbed)
+
+
+@pytest.mark.slow
+def test_workers_killed_at_any_moment_change_no_answer(undisturbed):
+    """A fit ends with the same answer or, when a shard was hit twice, with its name; never with another answer."""
+    rng = np.random.default_rng(0)
+    stop = threading.Event()
+
+    def kill_now_and_then():
+        while not stop.wait(rng.uniform(0.1, 3.0)):
+            pids = pool.workers(2).pids
+            # One that is gone already is as good.
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                os.kill(rng.choice(pids), signal.SIGKILL)
+
+    thread = threading.Thread(target=kill_now_and_then)
+    thread.start()
+    outcomes = []
+    try:
+        for _ in range(20):
+            try:
+                outcomes.append(same(fitted(), undisturbed))
+            except epvi.ShardError as error:
+                outcomes.append("lost its worker process twice" in str(error))
+    finally:
+        stop.set()
+        thread.join()
+    assert all(outcomes)
     assert same(fitted(), undisturbed)
 
 

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import CancelledError, wait
 
 import pytest
+from commands import in_a_process
 
 import epvi
 from epvi import pool, process
@@ -196,6 +197,11 @@ def test_warnings_that_the_user_made_errors_stay_out_of_workers(monkeypatch):
     one = pool.Pool(1)
     assert one.submit(exec, "import warnings; warnings.warn('a library says something')").exception() is None
     one.shutdown()
+
+
+def test_workers_start_in_a_program_that_has_closed_its_standard_streams():
+    code = "import os; [os.close(n) for n in (0, 2)]\nfrom epvi import pool\n"
+    assert in_a_process(code + "print(pool.Pool(1).submit(exec, 'print(7, flush=True)').exception())") == "None\n"
 
 
 def test_a_worker_of_another_pool_takes_one_worker_unless_told(monkeypatch):

@@ -17,9 +17,11 @@ from epvi.frames import receive, send
 
 def serve(num_workers: int) -> None:
     """Run tasks until the input ends; `num_workers` is how many processes share the cores."""
+    # In a program that has closed its standard error this takes its number, and prints go nowhere.
+    nothing = os.open(os.devnull, os.O_RDWR)
     incoming = FileIO(os.dup(0), "rb")
     outgoing = FileIO(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(nothing, 0)
     os.dup2(2, 1)
     take_a_core(num_workers)
     # What every task needs, before the first one comes.
