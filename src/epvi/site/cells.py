@@ -194,7 +194,8 @@ def first_inexact(cells: Cells) -> Any:
     import pyarrow as pa
 
     if not isinstance(cells, np.ndarray) and pa.types.is_decimal(cells.type):
-        return numerals.first_shortened(cells)
+        # Digits beyond the sixteenth of a measurement are rounded, as they are in every file; a code's are not.
+        return numerals.first_shortened(cells, least=numerals.EXACT)
     return numerals.first_inexact(numbers(cells))
 
 

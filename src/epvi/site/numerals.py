@@ -62,8 +62,8 @@ def _compute() -> Any:
     return pyarrow.compute
 
 
-def first_shortened(column: "pa.ChunkedArray") -> decimal.Decimal | None:
-    """The first decimal number of which float64 loses digits, None if there is none."""
+def first_shortened(column: "pa.ChunkedArray", least: int = 0) -> decimal.Decimal | None:
+    """The first decimal number, of those of at least this size, of which float64 loses digits, or None."""
     import pyarrow as pa
 
     pc = _compute()
@@ -71,7 +71,8 @@ def first_shortened(column: "pa.ChunkedArray") -> decimal.Decimal | None:
         return None
     digits = pc.utf8_trim(pc.replace_substring(column.cast(pa.string()), ".", ""), characters="-0")
     doubtful = column.filter(pc.greater(pc.utf8_length(digits), _SURE_DIGITS))
-    return next((one for one in doubtful.to_pylist() if decimal.Decimal(repr(float(one))) != one), None)
+    large = (one for one in doubtful.to_pylist() if abs(one) >= least)
+    return next((one for one in large if decimal.Decimal(repr(float(one))) != one), None)
 
 
 def first_odd(column: "pa.ChunkedArray") -> int | None:
