@@ -36,7 +36,8 @@ def _knows(flag):
     """Whether this XLA has the flag: flags come and go, and it ends the process at one that it does not know."""
     for path in Path(jaxlib.__file__).parent.glob("libjax_common*"):
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(flag.encode()) >= 0
+            # By itself, as the name of a flag: what is gone may still be the name of a field.
+            return content.find(b"\0" + flag.encode() + b"\0") >= 0
     return False
 
 
