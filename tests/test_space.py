@@ -99,6 +99,13 @@ def log_jacobian(space, theta):
         return float(space.log_jacobian(jnp.asarray(theta)))
 
 
+def test_a_parameter_without_coordinates_has_its_one_value_at_every_point():
+    space = Space((Parameter("root", (1, 1), constraints.corr_cholesky), Parameter("w", (2,), constraints.real)))
+    values = space.constrain(np.zeros((3, 4, 2)))
+    np.testing.assert_array_equal(values["root"], np.ones((3, 4, 1, 1)))
+    assert values["w"].shape == (3, 4, 2)
+
+
 @pytest.mark.parametrize("name", quick_for(SUPPORTS, SUPPORTS.keys() - set(RELATIVES) - MATRICES))
 def test_values_go_there_and_back_with_any_leading_axes(name):
     shape, support, size = SUPPORTS[name]

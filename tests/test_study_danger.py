@@ -164,6 +164,16 @@ def test_what_a_file_imports_from_elsewhere_is_not_its_model(folder):
         assert callable(study_model(f"using.py:{name}", {}, folder).function)
 
 
+def test_two_sites_in_one_process_may_call_their_files_alike(folder, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for place in (folder, other):
+        (place / "model.py").write_text(MODEL)
+    models = [study_model("model.py:linear", {}, place) for place in (folder, other, folder)]
+    assert models[0].function is models[2].function
+    assert models[0].function is not models[1].function
+
+
 def test_fixed_arguments_are_plain_data_from_inside_the_folder(folder):
     np.save(folder.parent / "secret.npy", np.ones(3))
     np.savez(folder / "several.npz", a=np.ones(3))

@@ -87,6 +87,9 @@ def is_at_home(function: Any, module: ModuleType) -> bool:
     if not (inspect.isroutine(function) or inspect.isclass(function)):
         # Something that the file has made.
         return True
+    if function.__module__ == module.__name__:
+        # Known without looking for its module, whose name another site's file of the same name may have taken since.
+        return True
     home = sys.modules.get(function.__module__ or "")
     file = getattr(home, "__file__", None)
     if home is None or file is None:

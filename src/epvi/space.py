@@ -164,9 +164,9 @@ class Space:
     def constrain(self, theta: ArrayLike) -> dict[str, np.ndarray]:
         """Named constrained values, each of shape (..., *shape), for θ of shape (..., d)."""
         theta = validation.points(theta, self.dim)
-        values = {}
+        values, count = {}, math.prod(theta.shape[:-1])
         for p in self.parameters:
-            value = np.array(theta[..., self.slices[p.name]]).reshape(-1, *p.flat_shape)
+            value = np.array(theta[..., self.slices[p.name]]).reshape(count, *p.flat_shape)
             if not p.is_real:
                 with jax.enable_x64(True), promotion_allowed():
                     value = np.asarray(jax.vmap(p.transform)(jnp.asarray(value)))
