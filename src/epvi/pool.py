@@ -27,7 +27,7 @@ _STARTS = 3
 
 
 @dataclasses.dataclass(eq=False)
-class _Task:
+class _Submitted:
     """A call for a worker, the process that runs it, and whether nobody wants it any more."""
 
     future: Future
@@ -43,9 +43,9 @@ class Pool(Executor):
     def __init__(self, size: int) -> None:
         self._size = size
         self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._processes: set[WorkerProcess] = set()
-        self._running: dict[Future, _Task] = {}
+        self._running: dict[Future, _Submitted] = {}
         self._open = True
         self._threads = [threading.Thread(target=self._work, name="epvi worker", daemon=True) for _ in range(size)]
         for thread in self._threads:
@@ -65,7 +65,7 @@ class Pool(Executor):
         with self._lock:
             if not self._open:
                 raise RuntimeError("the pool is closed")
-            self._waiting.put(_Task(future, fn, args))
+            self._waiting.put(_Submitted(future, fn, args))
         return future
 
     def abandon(self, futures: Iterable[Future]) -> None:
@@ -122,7 +122,7 @@ class Pool(Executor):
             # A result must not live as long as the wait for the next task.
             del task
 
-    def _run(self, task: _Task, process: WorkerProcess | None) -> WorkerProcess | None:
+    def _run(self, task: _Submitted, process: WorkerProcess | None) -> WorkerProcess | None:
         """Run a task on the process, or on a new one; gives the process while it lives."""
         result = error = None
         try:
@@ -144,7 +144,7 @@ class Pool(Executor):
             task.future.set_exception(error)
         return process if process is not None and process.is_alive() else self._ended(process)
 
-    def _watched(self, task: _Task, process: WorkerProcess, message: bytes) -> bytes:
+    def _watched(self, task: _Submitted, process: WorkerProcess, message: bytes) -> bytes:
         """Run a task where `abandon` finds it."""
         with self._lock:
             if task.abandoned:
