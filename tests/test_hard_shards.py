@@ -212,3 +212,18 @@ def test_a_small_shard_whose_components_run_off_keeps_its_modes():
     part = split_evenly(2000, 50, shuffle=True, key=key).shards[8]
     fit = epvi.fit_shard(logistic, {name: column[part] for name, column in rows.items()}, "9/50")
     assert fit.status.ok
+
+
+def curved_ridge(y):
+    a = numpyro.sample("a", dist.Normal(3.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 30.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(b - a**2, 0.01), obs=y)
+
+
+def test_a_mode_at_the_end_of_a_long_curved_ridge_is_reached():
+    # b = a² to 0.002, so that steps are short, and along it the priors' ½(a − 3)² + ½(b/30)².
+    fit = epvi.fit_shard(curved_ridge, {"y": np.linspace(-0.01, 0.01, 20)}, "1/1", inference=epvi.NVI(1, num_starts=4))
+    assert fit.status.ok, fit.status
+    (a,) = (root.real for root in np.roots([2 / 900, 0, 1, -3]) if abs(root.imag) < 1e-9)
+    np.testing.assert_allclose(np.asarray(fit.mixture.means)[0], [a, a**2], rtol=1e-4)
