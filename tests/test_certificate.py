@@ -326,6 +326,20 @@ def test_a_step_is_what_the_formulas_say(structure):
     np.testing.assert_allclose(np.linalg.inv(found_covariances), precisions, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize(("rate", "least"), [(1.0, 0.2), (0.5, 0.5)])
+@pytest.mark.parametrize("structure", [Diagonal(), Full()])
+def test_where_log_p_bends_upwards_no_precision_falls_far(structure, rate, least):
+    d = 3
+    gaussians = GaussianMixture.from_covariances(np.zeros((1, d)), np.full((1, d), 4.0)).to(structure)
+    bent = np.array([3.0, -1.0, -0.5])
+    hessian = (np.diag(bent) if structure == Full() else bent)[None]
+    expected = Expected(np.zeros((1, 8)), np.zeros((1, d)), hessian)
+    after = stepped(Moments(gaussians, np.zeros((8, d)), expected), rate)
+    # Λ = 1/4 becomes (1 − ρ)/4 − ρ H, and not less than its part.
+    wanted = np.maximum((1 - rate) / 4 - rate * bent, least / 4)
+    np.testing.assert_allclose(after.sd() ** -2, wanted, rtol=1e-12)
+
+
 def test_one_step_on_a_gaussian_posterior_lands_on_it():
     rows = line_rows()
     study = study_of(LINE, rows, 4, Spherical())

@@ -21,8 +21,9 @@ from epvi.mixture import Estimate, GaussianMixture
 from epvi.scores import Expected
 from epvi.structure import Full
 
-# No precision changes by more than this factor in one step, in any direction.
-_MOST = 1e4
+# In one step no precision grows to more than this many times what it was, in any direction. None falls below this part
+# of it, nor below the part 1 − ρ that a step of size ρ leaves: where log p bends upwards, no precision would be right.
+_MOST, _LEAST = 1e4, 0.2
 # A mean moves by at most so many sds in one step.
 _LONGEST = 10.0
 
@@ -90,7 +91,7 @@ def stepped(moments: Moments, rate: float) -> GaussianMixture | None:
     h = moments.expected.hessian - hessian
     means, covariances = [], []
     for mean, root, slope, bend in zip(np.asarray(gaussians.means), np.asarray(gaussians.roots), g, h, strict=True):
-        moved = _one_step(mean, root, rate * slope, rate * bend)
+        moved = _one_step(mean, root, rate * slope, rate * bend, max(_LEAST, 1 - rate))
         if not all(np.all(np.isfinite(part)) for part in moved):
             return None
         means.append(moved[0])
@@ -105,17 +106,19 @@ def only(mixture: GaussianMixture, kept: Bool[np.ndarray, " C"]) -> GaussianMixt
     return GaussianMixture(log_weights - logsumexp(log_weights), means, roots, mixture.structure)
 
 
-def _one_step(mean: np.ndarray, root: np.ndarray, slope: np.ndarray, bend: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and covariance of one Gaussian after Λ' = Λ − bend, μ' = μ + Λ'⁻¹ slope."""
+def _one_step(
+    mean: np.ndarray, root: np.ndarray, slope: np.ndarray, bend: np.ndarray, least: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """The mean and covariance of one Gaussian after Λ' = Λ − bend, at least `least` Λ, and μ' = μ + Λ'⁻¹ slope."""
     if root.ndim == 1:
-        ratio = np.clip(1 - bend / root**2, 1 / _MOST, _MOST)
+        ratio = np.clip(1 - bend / root**2, least, _MOST)
         variance = 1 / (root**2 * ratio)
         step = variance * slope
         return mean + _capped(step, root * step), variance
     # In units of its own sds, L⁻¹ Λ' L⁻ᵀ, eigenvalues are what precisions change by.
     half = np.linalg.solve(root, np.linalg.solve(root, bend).T)
     values, vectors = np.linalg.eigh(np.eye(len(mean)) - 0.5 * (half + half.T))
-    units = np.linalg.solve(root.T, vectors / np.sqrt(np.clip(values, 1 / _MOST, _MOST)))
+    units = np.linalg.solve(root.T, vectors / np.sqrt(np.clip(values, least, _MOST)))
     covariance = units @ units.T
     step = covariance @ slope
     return mean + _capped(step, root.T @ step), 0.5 * (covariance + covariance.T)
