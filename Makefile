@@ -4,7 +4,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 READY := .venv/ready-$(VERSION)
 RUN := .venv/bin
 
-.PHONY: demo test test-engines test-docs test-all test-loop test-lowest sdist-check check format bench bench-tall bench-accuracy reproduce reproduce-full clean
+.PHONY: demo test test-alone test-engines test-docs test-all test-loop test-lowest sdist-check check format bench bench-tall bench-accuracy reproduce reproduce-full clean
 
 demo: $(READY)
 	$(RUN)/python examples/demo.py
@@ -13,8 +13,13 @@ demo: $(READY)
 PYTEST := $(RUN)/pytest -n 2 --dist loadfile
 
 # Most of the time would be compiling; test-all has the programs that users have.
+QUICK := --quick-compile -m "not slow and not engines and not docs"
 test: $(READY)
-	$(PYTEST) --quick-compile -m "not slow and not engines and not docs"
+	$(PYTEST) $(QUICK)
+
+# Each file in a process of its own (5: it has no quick test).
+test-alone: $(READY)
+	printf '%s\n' tests/test_*.py | xargs -P 2 -I{} sh -c '$(RUN)/pytest -q $(QUICK) {} || [ $$? = 5 ] || exit 255'
 
 test-engines: $(READY)
 	$(PYTEST) -m engines
