@@ -20,8 +20,8 @@ from numpyro.infer.hmc_util import consensus, parametric_draws
 from nuts import Lengths, Sampler, worth
 from posteriors import Gold, Moments, Rows
 
-from epvi.float64 import promotion_allowed
-from epvi.seeds import as_key
+from epvi.ground.float64 import promotion_allowed
+from epvi.ground.seeds import as_key
 from epvi.site.split import split_evenly
 
 # The key that `epvi.fit` deals rows out by.

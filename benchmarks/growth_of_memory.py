@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 import epvi
-from epvi.compiled import num_held
+from epvi.ground.compiled import num_held
 from epvi.models import logistic, simulate_logistic
 
 MB = 1e6

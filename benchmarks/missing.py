@@ -19,7 +19,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer import MCMC, NUTS
 
 import epvi
-from epvi.float64 import promotion_allowed
+from epvi.ground.float64 import promotion_allowed
 from epvi.models import logistic, simulate_logistic
 from epvi.models.logistic import SmoothBernoulli
 

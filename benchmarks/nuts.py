@@ -14,7 +14,7 @@ from numpyro.diagnostics import effective_sample_size
 from numpyro.infer.hmc import hmc
 
 import epvi
-from epvi.float64 import promotion_allowed
+from epvi.ground.float64 import promotion_allowed
 
 Rows = dict[str, np.ndarray]
 

@@ -22,7 +22,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 import epvi
-from epvi.atomic import write_whole
+from epvi.ground.atomic import write_whole
 from epvi.models import logistic, simulate_logistic
 
 matplotlib.use("Agg")

@@ -27,10 +27,10 @@ from safetensors.numpy import load_file
 
 import epvi
 from epvi.draws import Draws
+from epvi.ground.seeds import as_key
 from epvi.models import logistic, simulate_logistic
 from epvi.rounds import Rounds, run_rounds
 from epvi.scores import Scores
-from epvi.seeds import as_key
 
 # Of a shard: shards of one size share what is compiled.
 SHARD_ROWS = 250

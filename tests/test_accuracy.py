@@ -14,7 +14,7 @@ from posteriors import Gold, Moments
 
 import epvi
 import epvi.run
-from epvi.seeds import as_key
+from epvi.ground.seeds import as_key
 
 
 def test_a_posterior_without_data_is_skipped_in_one_line(tmp_path, capsys):

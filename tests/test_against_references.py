@@ -7,7 +7,7 @@ import pytest
 from numpyro.infer import MCMC, NUTS
 
 import epvi
-from epvi.float64 import promotion_allowed
+from epvi.ground.float64 import promotion_allowed
 from epvi.models import grid_places, logistic, simulate_logistic, simulate_tlsa, tlsa
 from epvi.models.tlsa import EXCHANGEABLE
 

@@ -13,13 +13,14 @@ from commands import call, environment
 from sentences import refused
 from test_handover import some_fit
 
-from epvi import EpviError, atomic
-from epvi.atomic import write_whole
+from epvi import EpviError
+from epvi.ground import atomic
+from epvi.ground.atomic import write_whole
 
 # A process that stops between the write and the rename, and says so.
 STOPPED = """
 import os, sys, time
-from epvi import atomic
+from epvi.ground import atomic
 def stop(part, target):
     print(part, flush=True)
     time.sleep(600)

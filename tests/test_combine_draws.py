@@ -15,9 +15,9 @@ from numpyro.infer.util import potential_energy
 from sentences import refused
 
 import epvi
+from epvi.ground.seeds import as_key
 from epvi.hub.draws.arrival import arrived
 from epvi.hub.draws.meeting import Kernels, Meeting
-from epvi.seeds import as_key
 
 M, N, REPEATS = 4, 400, 8
 NOISE = np.array([[2.0, 1.2], [1.2, 1.5]])

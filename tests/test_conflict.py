@@ -14,9 +14,9 @@ from sentences import refused
 
 import epvi
 from epvi import Diagonal, Full, GaussianMixture, Parameter, ShardFit, Space
+from epvi.ground.status import Status
 from epvi.hub.conflict import conflict_between
 from epvi.models import logistic, simulate_logistic
-from epvi.status import Status
 
 
 def reals(d):

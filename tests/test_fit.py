@@ -16,7 +16,8 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
-from epvi import compiled, worker
+from epvi import worker
+from epvi.ground import compiled
 from epvi.models import logistic, simulate_logistic
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)

@@ -14,8 +14,8 @@ from quick import quick_for
 from sentences import refused
 
 import epvi
+from epvi.ground.status import Status
 from epvi.models import logistic
-from epvi.status import Status
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(90, 2))

@@ -10,7 +10,7 @@ import pytest
 from quick import quick_for
 from scipy import stats
 
-from epvi.float64 import promotion_allowed
+from epvi.ground.float64 import promotion_allowed
 
 N = 6
 

@@ -11,7 +11,7 @@ import pytest
 from quick import quick_for
 
 from epvi import Model
-from epvi.float64 import promotion_allowed
+from epvi.ground.float64 import promotion_allowed
 from epvi.models import logistic, multinomial, poisson, robust_linear, tlsa
 from epvi.models.tlsa import grid_places
 from epvi.site.density import Subposterior

@@ -13,10 +13,10 @@ from test_handover import some_fit
 import epvi
 from epvi.cli import main
 from epvi.cli.output import json_line
-from epvi.shown import shown, shown_lines
+from epvi.ground.printable import shown, shown_lines
+from epvi.ground.text_table import lined_up
 from epvi.site.split import split_by
 from epvi.study import load_study
-from epvi.tables import lined_up
 
 # Clears the screen, sets a title, the same with one C1 character, begins a line, goes back in it, turns the direction.
 NASTY = ["\x1b[2J", "\x1b]0;owned\x07", "\x9b31m", "\x85", "\n", "\r", "\b", "\u202e", "\u2028", "\x00", "\udc9b"]

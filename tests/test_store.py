@@ -11,7 +11,7 @@ from sentences import refused
 
 import epvi
 from epvi import store
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.models import logistic
 from epvi.site import storage
 from epvi.site.rows import let_go

@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
-from epvi.verb import at_work
+from epvi.ground.verb import at_work
 
 ROWS = {"x": np.linspace(0.5, 4, 8), "y": np.asarray([1, 0, 2, 3, 1, 4, 6, 9])}
 

@@ -16,7 +16,7 @@ from sentences import refused
 
 import epvi
 from epvi import envelope
-from epvi.atomic import owner
+from epvi.ground.atomic import owner
 from epvi.workfolder import remove_dead
 
 SHARDS = 3

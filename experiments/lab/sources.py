@@ -30,7 +30,7 @@ from lab.strategies import (
 import numpy as np
 
 import epvi
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 
 WAYS = ("EPVI_sample", "EPVI_subset", "EPVI_anchored", "EPVI_exact")
 UNALIGNED = "not aligned"

@@ -27,9 +27,9 @@ import numpy as np
 
 import epvi
 from epvi.draws import Draws
+from epvi.ground.seeds import as_key
 from epvi.rounds import Rounds, run_rounds
 from epvi.scores import Scores
-from epvi.seeds import as_key
 
 Rows = dict[str, np.ndarray]
 T = TypeVar("T")

@@ -3,12 +3,12 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from epvi.version import __version__
+from epvi.ground.version import __version__
 
 if TYPE_CHECKING:
     from epvi.draws import Draws
-    from epvi.errors import EpviError
     from epvi.files import load
+    from epvi.ground.errors import EpviError
     from epvi.handover import Provenance, ShardFit
     from epvi.hub import Certificate, Conflict, Posterior, Summary, certify, combine, refine
     from epvi.hub.draws import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Where each public name is; it is fetched when it is first asked for, so that the command line answers at once.
 _ROOMS = {
     "epvi.draws": ["Draws"],
-    "epvi.errors": ["EpviError"],
+    "epvi.ground.errors": ["EpviError"],
     "epvi.files": ["load"],
     "epvi.handover": ["Provenance", "ShardFit"],
     "epvi.hub": ["Certificate", "Conflict", "Posterior", "Summary", "certify", "combine", "refine"],

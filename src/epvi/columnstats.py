@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 
 _FIELDS = ("count", "missing", "mean", "rest", "sd")
 

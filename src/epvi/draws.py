@@ -15,12 +15,12 @@ from scipy.linalg import solve_triangular
 
 from epvi import envelope
 from epvi.envelope import Envelope, Malformed
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
 from epvi.handover import MOST_SHARDS, Part, Provenance, describe_provenance, read_provenance
 from epvi.mixture import GaussianMixture
 from epvi.packing import describe_space, mixture_arrays, read_mixture, read_space
 from epvi.record import Record, as_text, printable
-from epvi.shown import shown
 from epvi.space import Space
 from epvi.structure import Full
 

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epvi.atomic import write_whole
-from epvi.errors import EpviError
-from epvi.shown import shown
+from epvi.ground.atomic import write_whole
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
 
 FORMAT = 1
 KINDS = ("shard", "posterior", "stats", "draws", "scores", "moments")

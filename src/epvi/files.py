@@ -9,14 +9,14 @@ from epvi import envelope
 from epvi.columnstats import Stats
 from epvi.draws import Draws, unpack_draws
 from epvi.envelope import Envelope, Malformed
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
+from epvi.ground.version import __version__
 from epvi.handover import ShardFit, unpack_fit
 from epvi.hub.posterior import Posterior
 from epvi.hub.stored import unpack_posterior
 from epvi.record import Record, as_text
 from epvi.scores import Scores, unpack_scores
-from epvi.shown import shown
-from epvi.version import __version__
 
 Loaded = ShardFit | Posterior | Draws | Scores
 T = TypeVar("T")

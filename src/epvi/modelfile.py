@@ -14,8 +14,8 @@ from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
 
-from epvi.errors import EpviError
-from epvi.shown import shown
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
 
 # What lies in the root of an environment: programs in it are not the study's, whatever folder they are in.
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")

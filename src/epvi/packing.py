@@ -15,12 +15,12 @@ from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessI
 from scipy.special import logsumexp
 
 from epvi.envelope import Malformed
-from epvi.errors import EpviError
-from epvi.float64 import promotion_allowed
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import promotion_allowed
+from epvi.ground.status import Status
 from epvi.mixture import GaussianMixture
 from epvi.record import Record, as_texts, printable
 from epvi.space import Parameter, Space
-from epvi.status import Status
 from epvi.structure import Diagonal, Full, Spherical, Structure
 from epvi.supports import describe, support_of
 

@@ -7,17 +7,17 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.seeds import Seed, as_key
+from epvi.ground.validation import at_least
+from epvi.ground.verb import verb
 from epvi.hub.posterior import Posterior
-from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
 from epvi.site.levels import Undeclared
 from epvi.site.model import DensityModel, Model
 from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
 from epvi.site.shard import as_model
-from epvi.validation import at_least
-from epvi.verb import verb
 
 _OF_THE_FIT = "pass those that the model was fitted with, standardise={column: (centre, scale)}."
 

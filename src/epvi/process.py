@@ -13,8 +13,8 @@ from concurrent.futures import BrokenExecutor
 from io import FileIO
 
 from epvi.cache import cache_environment
-from epvi.errors import EpviError
 from epvi.frames import receive, send
+from epvi.ground.errors import EpviError
 
 # `NPROC` is what XLA sizes its thread pool by, and OpenBLAS threads beside JAX's stall it; both must be set before the
 # process starts.

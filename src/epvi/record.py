@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any, SupportsFloat, TypeVar
 
 from epvi.envelope import Malformed
-from epvi.shown import shown
+from epvi.ground.printable import shown
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from epvi.float64 import AnyArray
+from epvi.ground.float64 import AnyArray
 from epvi.structure import Structure
 
 

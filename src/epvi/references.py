@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.modelfile import inside, is_at_home, run_file, tell, told_of
 
 if TYPE_CHECKING:

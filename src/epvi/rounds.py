@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from epvi.draws import Draws
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.validation import at_least, check_settings
 from epvi.hub.answered import Answered, collect
 from epvi.hub.certify import Certificate, certificate_of
 from epvi.hub.posterior import NUM_DRAWS, Posterior
@@ -19,7 +20,6 @@ from epvi.hub.refine import WORTH, advance, confirmed, finished
 from epvi.hub.verdict import CORRECTED, TRUST
 from epvi.packing import mixture_arrays
 from epvi.scores import Scores
-from epvi.validation import at_least, check_settings
 
 # Unless said. Most posteriors take one or two; some that are far from Gaussian take ten.
 _MOST_ROUNDS = 10

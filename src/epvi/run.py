@@ -16,14 +16,15 @@ import jax
 import numpy as np
 
 from epvi import pool
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.seeds import Seed, as_key
+from epvi.ground.verb import verb
 from epvi.handover import ShardFit
 from epvi.hub.combine import multiplied
 from epvi.hub.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.progress import ShardProgress
 from epvi.rounds import Rounds, Scoring, run_rounds
-from epvi.seeds import Seed, as_key
 from epvi.site.assembly import Table
 from epvi.site.density import block_size
 from epvi.site.inference import Inference
@@ -33,7 +34,6 @@ from epvi.site.recipe import read_rows
 from epvi.site.shard import Plan, as_inference, as_model, provenance
 from epvi.site.split import Split, split_by, split_evenly
 from epvi.sites import ShardError, kept_in, sites_of
-from epvi.verb import verb
 from epvi.worker import Job, model_of
 from epvi.workfolder import WorkFolder
 

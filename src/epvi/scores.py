@@ -15,9 +15,9 @@ from jaxtyping import Float
 from epvi import envelope
 from epvi.draws import Asked, describe_asked, read_asked
 from epvi.envelope import Envelope, Malformed
+from epvi.ground.printable import shown
 from epvi.handover import MOST_SHARDS, Provenance, describe_provenance, read_provenance
 from epvi.record import Record, printable
-from epvi.shown import shown
 
 # No number is beyond this, as everywhere in epvi.
 _MOST = 1e150

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from epvi import pool
-from epvi.atomic import owner
 from epvi.draws import Draws
-from epvi.errors import EpviError
+from epvi.ground.atomic import owner
+from epvi.ground.errors import EpviError
 from epvi.handover import Part, ShardFit
 from epvi.process import WorkerDied
 from epvi.progress import ShardProgress

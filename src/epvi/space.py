@@ -16,10 +16,10 @@ import numpy as np
 from jaxtyping import Float
 from numpyro.distributions import biject_to, constraints
 
-from epvi import validation
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray, ArrayLike, promotion_allowed
-from epvi.shown import shown
+from epvi.ground import validation
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import AnyArray, ArrayLike, promotion_allowed
+from epvi.ground.printable import shown
 
 # Values inside their support come back as they were, up to the rounding of float32.
 _SAME = 1e-5

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site.rows import Columns, map_rows
 from epvi.site.split import Split
 

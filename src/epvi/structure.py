@@ -19,7 +19,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Float, Int
 
-from epvi.float64 import AnyArray
+from epvi.ground.float64 import AnyArray
 
 Vector = Float[AnyArray, " d"]
 Matrix = Float[AnyArray, "d d"]

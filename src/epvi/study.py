@@ -16,11 +16,12 @@ from typing import Any
 
 from epvi.columnstats import Stats
 from epvi.draws import Draws
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
+from epvi.ground.validation import at_least
 from epvi.handover import Part, ShardFit
 from epvi.references import study_model
 from epvi.scores import Scores
-from epvi.shown import shown
 from epvi.site.answer import score
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
@@ -29,7 +30,6 @@ from epvi.site.shard import as_share, fit_table, parse_shard
 from epvi.site.standin import stand_in
 from epvi.site.stats import column_stats
 from epvi.structure import Diagonal, Full, Spherical, Structure
-from epvi.validation import at_least
 
 COVARIANCES: dict[str, Structure | None] = {
     "auto": None,

@@ -10,8 +10,8 @@ import numpy as np
 from numpyro.distributions import constraints
 
 from epvi.envelope import Malformed
-from epvi.errors import EpviError
-from epvi.float64 import is_traced
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import is_traced
 from epvi.record import as_number
 
 _PLAIN = [

@@ -13,9 +13,10 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 
-from epvi.compiled import let_go
 from epvi.draws import Draws
-from epvi.errors import EpviError
+from epvi.ground.compiled import let_go
+from epvi.ground.errors import EpviError
+from epvi.ground.verb import at_work
 from epvi.handover import Part, ShardFit
 from epvi.scores import Scores
 from epvi.site.answer import Asking, answer_columns
@@ -24,7 +25,6 @@ from epvi.site.model import Model
 from epvi.site.rows import Columns
 from epvi.site.shard import Plan, fit_columns
 from epvi.store import MappedRows
-from epvi.verb import at_work
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

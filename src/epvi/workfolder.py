@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from epvi.atomic import is_abandoned, owner
-from epvi.errors import EpviError
 from epvi.files import load
+from epvi.ground.atomic import is_abandoned, owner
+from epvi.ground.errors import EpviError
 from epvi.handover import Part, Provenance, ShardFit, describe_provenance
 from epvi.site.fingerprint import hash_rows
 from epvi.site.rows import Columns

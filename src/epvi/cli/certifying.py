@@ -9,7 +9,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, about_posterior, busy, counted, give, size_of, trusted
 from epvi.cli.writing import check_kind
-from epvi.shown import shown
+from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
     from epvi.draws import Draws

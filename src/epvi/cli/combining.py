@@ -7,8 +7,8 @@ import click
 
 from epvi.cli import options
 from epvi.cli.output import Verb, about_posterior, busy, counted, give, size_of, trusted
-from epvi.errors import EpviError
-from epvi.shown import shown
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
     from epvi.handover import ShardFit

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from epvi.cli.output import counted, size_of
+from epvi.ground.printable import shown
+from epvi.ground.text_table import lined_up
 from epvi.packing import mixture_arrays
-from epvi.shown import shown
 from epvi.supports import describe
-from epvi.tables import lined_up
 
 if TYPE_CHECKING:
     from epvi.columnstats import Stats

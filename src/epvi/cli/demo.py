@@ -56,7 +56,7 @@ def _simulate(folder: Path, seed: int) -> dict[str, Any]:
     """A table for every site, and the weights that made them."""
     import numpy as np
 
-    from epvi.atomic import write_whole
+    from epvi.ground.atomic import write_whole
     from epvi.models import simulate_logistic
 
     rows, truth = simulate_logistic(_SITES * _ROWS, _COLUMNS, seed=seed)

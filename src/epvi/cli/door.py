@@ -10,9 +10,9 @@ import click
 
 from epvi.cache import cache_environment
 from epvi.cli.output import json_line
-from epvi.errors import EpviError
-from epvi.shown import shown, shown_lines
-from epvi.version import __version__
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown, shown_lines
+from epvi.ground.version import __version__
 
 _AS_JSON = "epvi.json"
 

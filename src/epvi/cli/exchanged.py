@@ -14,7 +14,7 @@ from epvi.cli.contents import (
     said_seed,
 )
 from epvi.cli.output import counted, size_of
-from epvi.tables import lined_up
+from epvi.ground.text_table import lined_up
 
 if TYPE_CHECKING:
     from epvi.draws import Asked, Draws

@@ -8,7 +8,7 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, about_fit, about_posterior, busy, counted, give, size_of, trusted
 from epvi.cli.writing import check_kind
-from epvi.shown import shown
+from epvi.ground.printable import shown
 
 
 @click.command(cls=Verb)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from epvi.shown import shown, shown_lines
+from epvi.ground.printable import shown, shown_lines
 
 if TYPE_CHECKING:
     from epvi.handover import ShardFit

@@ -9,8 +9,8 @@ import click
 
 from epvi.cli import options
 from epvi.cli.output import Verb, busy, give, size_of
-from epvi.errors import EpviError
-from epvi.shown import shown
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
 
 
 @click.command(cls=Verb)
@@ -102,7 +102,7 @@ def _said(centre: float, scale: float) -> str:
 
 def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> int:
     """Put centre and scale into the columns' tables of a study and leave the rest as it is; the number of sites."""
-    from epvi.atomic import write_whole
+    from epvi.ground.atomic import write_whole
     from epvi.study import load_study, read_study
 
     study = load_study(path)

@@ -10,8 +10,8 @@ import click
 from epvi.cli import options
 from epvi.cli.output import Verb, busy, give
 from epvi.cli.writing import check_apart
-from epvi.errors import EpviError
-from epvi.shown import shown
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
     from epvi.site.assembly import Table
@@ -117,7 +117,7 @@ def write_predictions(path: Path, draws: dict[str, Any]) -> Path:
 
     import numpy as np
 
-    from epvi.atomic import write_whole
+    from epvi.ground.atomic import write_whole
 
     buffer = io.BytesIO()
     if path.suffix == ".npz":

@@ -7,7 +7,7 @@ import click
 
 from epvi.cli import options
 from epvi.cli.output import Verb, about_fit, about_posterior, give, size_of, trusted
-from epvi.shown import shown
+from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
     from epvi.handover import ShardFit

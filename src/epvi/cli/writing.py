@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 
 _CALLED = {
     "shard": "a shard's fit",

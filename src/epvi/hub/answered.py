@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.draws import mapped
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.hub.asking import Proposal, base_of, digest_of, propose
 from epvi.hub.belonging import check_same_model, numbered
 from epvi.hub.normals import log_density

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
 from epvi.handover import ShardFit, plain_coding
 from epvi.scores import Scores
-from epvi.shown import shown
 
 # Of a hash of rows as epvi makes it, the first digits tell the keys apart.
 _HASH_DIGITS, _KEY_DIGITS = 36, 4

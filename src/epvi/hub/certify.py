@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.status import Status
+from epvi.ground.verb import verb
 from epvi.hub.agreement import agreement
 from epvi.hub.answered import Answered, collect
 from epvi.hub.verdict import NOT, TRUST, judge
 from epvi.hub.weights import weigh
 from epvi.mixture import Estimate
 from epvi.scores import Scores
-from epvi.status import Status
-from epvi.verb import verb
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

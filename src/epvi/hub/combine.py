@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from epvi.alignment import aligned
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.seeds import Seed, as_key
+from epvi.ground.verb import verb
 from epvi.handover import ShardFit
 from epvi.hub.belonging import check_belonging
 from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import multiply
 from epvi.hub.product.result import Product
-from epvi.seeds import Seed, as_key
-from epvi.verb import verb
 
 # Shard m uses the m-th key; the product's is out of their reach.
 _PRODUCT_KEY = 2**31 + 1

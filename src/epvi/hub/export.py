@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.seeds import Seed, as_key
+from epvi.ground.validation import at_least
+from epvi.ground.version import __version__
 from epvi.hub.posterior import Posterior
-from epvi.seeds import Seed, as_key
-from epvi.validation import at_least
-from epvi.version import __version__
 
 if TYPE_CHECKING:
     import pyarrow

@@ -13,8 +13,11 @@ from jaxtyping import Float
 
 from epvi import envelope
 from epvi.draws import Asked, Draws
-from epvi.errors import EpviError
-from epvi.float64 import ArrayLike
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import ArrayLike
+from epvi.ground.seeds import Seed, as_key
+from epvi.ground.status import Status
+from epvi.ground.validation import at_least
 from epvi.handover import ShardFit
 from epvi.hub.belonging import missing_shards, numbered
 from epvi.hub.conflict import Conflict, conflict_between
@@ -23,10 +26,7 @@ from epvi.hub.product.result import Product
 from epvi.hub.summary import Derive, Summary, summarise
 from epvi.mixture import GaussianMixture
 from epvi.packing import mixture_arrays
-from epvi.seeds import Seed, as_key
 from epvi.space import Space
-from epvi.status import Status
-from epvi.validation import at_least
 
 if TYPE_CHECKING:
     import pyarrow

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.status import Status
+from epvi.ground.verb import verb
 from epvi.hub.answered import Answered, collect
 from epvi.hub.ascent import Moments, divergence, only, paired_difference, stepped
 from epvi.hub.asking import base_of
@@ -19,8 +21,6 @@ from epvi.hub.product import ProductMixture
 from epvi.hub.verdict import when_refined
 from epvi.mixture import GaussianMixture
 from epvi.scores import Scores
-from epvi.status import Status
-from epvi.verb import verb
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

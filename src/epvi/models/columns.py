@@ -5,9 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from epvi import validation
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray, is_traced
+from epvi.ground import validation
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import AnyArray, is_traced
 
 
 def draw_columns(

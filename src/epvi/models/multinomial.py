@@ -10,8 +10,8 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from epvi import validation
-from epvi.float64 import AnyArray
+from epvi.ground import validation
+from epvi.ground.float64 import AnyArray
 from epvi.models.columns import check_columns, check_positive, draw_columns
 
 

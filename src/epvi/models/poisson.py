@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 from jax.scipy.special import gammaln
 from numpyro.distributions import constraints
 
-from epvi.float64 import AnyArray
+from epvi.ground.float64 import AnyArray
 from epvi.models.columns import check_columns, check_positive, draw_columns
 
 

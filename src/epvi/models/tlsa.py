@@ -13,9 +13,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from epvi import validation
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray, is_traced
+from epvi.ground import validation
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import AnyArray, is_traced
 from epvi.models.columns import check_positive
 
 # Parameters whose leading axis is the source: permuting it, in all of a group at once, leaves the posterior unchanged.

@@ -16,7 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.draws import Draws
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.verb import verb
 from epvi.handover import Part, Provenance
 from epvi.scores import Derivatives, Expected, Scores, Variation
 from epvi.site.density import Curve, Subposterior, block_size
@@ -29,7 +30,6 @@ from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import same_coding, same_space
 from epvi.site.rows import Columns, generator
 from epvi.site.shard import ONE_SITE, as_model, parse_shard, provenance
-from epvi.verb import verb
 
 _DRAWS_AT_ONCE = 64
 # Derivatives are taken at this many points at a time, as a fit with its usual settings does.

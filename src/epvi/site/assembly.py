@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site import cells
 from epvi.site.levels import REFUSED, TRUTH_LEVELS, Undeclared, named_levels, numbered, own_levels, said_level
 from epvi.site.loading import Asked, Source, open_columns

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site import numerals
 from epvi.site.levels import level_key
 from epvi.site.rows import plain_array

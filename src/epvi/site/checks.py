@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site import cells
 from epvi.site.cells import Cells
 from epvi.site.levels import level_key

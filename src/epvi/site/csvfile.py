@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site.cells import Cells
 from epvi.site.numerals import MISSING, first_odd, why_odd
 from epvi.site.reading import UNREADABLE, Part, Reading, of_batches, of_table, read_held, unreadable

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from epvi.errors import EpviError
-from epvi.float64 import promotion_allowed
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import promotion_allowed
 from epvi.site.programs import Pass, Programs, kind_of, rows_dtype
 from epvi.site.rows import Columns, let_go
 

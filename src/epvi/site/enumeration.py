@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site.tracing import Site, choices
 
 # Beyond this, summing out costs more than any shard saves.

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from epvi.float64 import promotion_allowed
+from epvi.ground.float64 import promotion_allowed
 from epvi.site.inspection import FEW
 from epvi.site.programs import Programs
 from epvi.site.rows import Columns, let_go

@@ -9,7 +9,8 @@ import math
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.status import Status
 from epvi.mixture import GaussianMixture
 from epvi.site.density import Curve, Subposterior
 from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_weights
@@ -22,7 +23,6 @@ from epvi.site.overlap import Family, overlap
 from epvi.site.rows import Columns
 from epvi.site.sweeps import Components, Sweeps
 from epvi.space import Space
-from epvi.status import Status
 from epvi.structure import Full, Spherical, Structure
 
 # f is evaluated at this many draws in one pass.

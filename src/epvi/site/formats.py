@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site.cells import Cells
 from epvi.site.csvfile import open_csv
 from epvi.site.reading import UNREADABLE, Part, Reading, batch_rows, of_batches, of_table, read_held, unreadable

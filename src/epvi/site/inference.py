@@ -5,10 +5,10 @@ import dataclasses
 
 import jax
 
+from epvi.ground.status import Status
 from epvi.mixture import Estimate, GaussianMixture
 from epvi.site.density import Subposterior
 from epvi.site.rows import Columns
-from epvi.status import Status
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import ImproperUniform
 
-from epvi.errors import EpviError
-from epvi.float64 import is_traced, promotion_allowed
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import is_traced, promotion_allowed
 from epvi.site.enumeration import combinations, summed_out
 from epvi.site.target import Block
 from epvi.site.tracing import (

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site.numerals import EXACT, MISSING, is_plain
 
 Keys: TypeAlias = tuple[str | float, ...]

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from epvi.float64 import is_traced
+from epvi.ground.float64 import is_traced
 
 # What these packages define is known by its name: nobody changes it while a program runs.
 _LIBRARIES = frozenset(

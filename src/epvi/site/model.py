@@ -16,9 +16,9 @@ import numpy as np
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import MaskedDistribution
 
-from epvi.compiled import kept, rename
-from epvi.errors import EpviError
-from epvi.float64 import promotion_allowed
+from epvi.ground.compiled import kept, rename
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import promotion_allowed
 from epvi.handover import Provenance
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
 from epvi.site.levels import Undeclared

@@ -15,7 +15,8 @@ import dataclasses
 import jax
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.validation import check_settings
 from epvi.site.density import Subposterior
 from epvi.site.fitting import Fitting
 from epvi.site.inference import Inference, LocalFit
@@ -24,7 +25,6 @@ from epvi.site.overlap import family_of
 from epvi.site.rows import Columns, generator
 from epvi.site.sweeps import Sweeps
 from epvi.structure import Diagonal, Full, Structure
-from epvi.validation import check_settings
 
 # Without a choice, covariances are full up to this dimension and diagonal above.
 _FULL_UP_TO = 100

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
-from epvi.float64 import promotion_allowed
+from epvi.ground.float64 import promotion_allowed
 
 # Calls that are opened up, so that a product inside a function that was compiled by itself is found too.
 _CALLS = ("jit", "pjit", "closed_call", "core_call")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from epvi.compiled import Held, number_of
+from epvi.ground.compiled import Held, number_of
 from epvi.site.links import MOST_ARGUMENTS, Linked, per_point
 from epvi.site.predictors import Predictors, find_predictors
 from epvi.site.target import Target

@@ -14,8 +14,8 @@ from jaxtyping import Float
 from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
 
-from epvi.errors import EpviError
-from epvi.float64 import promotion_allowed
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import promotion_allowed
 from epvi.handover import Provenance, plain_coding
 from epvi.site.assembly import Table
 from epvi.site.inspection import FEW, MANY, run_abstract, take

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site.numerals import TOO_LARGE, first_inexact
 
 Columns = dict[str, np.ndarray]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.site.cells import as_cells
 from epvi.site.formats import open_files
 from epvi.site.reading import Part, Reading, first_twice, read_held

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from epvi.errors import EpviError
-from epvi.shown import shown
+from epvi.ground.errors import EpviError
+from epvi.ground.printable import shown
+from epvi.ground.validation import at_least
 from epvi.site.rows import generator, plain_array
-from epvi.validation import at_least
 
 
 @dataclasses.dataclass(frozen=True)

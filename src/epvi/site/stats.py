@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from epvi.columnstats import ColumnStats, Stats, pool
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.validation import at_least
 from epvi.site import cells
 from epvi.site.cells import Cells
 from epvi.site.checks import Check
@@ -19,7 +20,6 @@ from epvi.site.reading import Part
 from epvi.site.recipe import Rows
 from epvi.site.source import few, open_source, unknown_column
 from epvi.site.tally import Tally
-from epvi.validation import at_least
 
 
 def column_stats(rows: Any, names: Sequence[str] | None = None, *, min_rows: int = 10) -> Stats:

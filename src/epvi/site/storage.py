@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 
 _MOST_IN_MEMORY = 2**28
 _STEP_BYTES = 2**22

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from epvi.columnstats import ColumnStats, Stats, pool, split_mean
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 
 
 @dataclasses.dataclass

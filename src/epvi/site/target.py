@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray, promotion_allowed, to_numpy
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import AnyArray, promotion_allowed, to_numpy
 from epvi.site.tracing import failed
 from epvi.space import Space
 

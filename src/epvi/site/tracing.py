@@ -17,8 +17,8 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.distribution import ExpandedDistribution, Independent, MaskedDistribution, Unit
 from numpyro.primitives import Messenger
 
-from epvi.errors import EpviError
-from epvi.float64 import promotion_allowed
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import promotion_allowed
 
 Site = dict[str, Any]
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from epvi.float64 import promotion_allowed
+from epvi.ground.float64 import promotion_allowed
 from epvi.site.links import in_theta
 from epvi.site.predictors import Predictors
 from epvi.site.separate import is_separate

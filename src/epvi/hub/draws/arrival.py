@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.hub.draws.layout import COLUMNS, Layout
 from epvi.hub.draws.method import Shards
 

@@ -7,16 +7,16 @@ import jax
 import numpy as np
 from scipy.special import chdtri
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.seeds import Seed, as_key
+from epvi.ground.status import Status
+from epvi.ground.validation import at_least
+from epvi.ground.verb import verb
 from epvi.hub.draws.arrival import arrived
 from epvi.hub.draws.halves import split_error
 from epvi.hub.draws.method import Combination, DrawsMethod, Shards
 from epvi.hub.draws.moments import Gaussian, fit_best, inverse, product
 from epvi.hub.draws.result import CombinedDraws
-from epvi.seeds import Seed, as_key
-from epvi.status import Status
-from epvi.validation import at_least
-from epvi.verb import verb
 
 _METHODS = (
     "Consensus(), Parametric(), Nonparametric(), Semiparametric(), Weierstrass() or ExponentialFamily(mean, covariance)"

@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.status import Status
 from epvi.hub.draws.method import DrawsMethod, Remedies, Shards
-from epvi.status import Status
 
 # Means off by more of an sd, and sds off by a larger share, are not those of the posterior.
 _MEANS = 0.3

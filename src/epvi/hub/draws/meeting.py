@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.hub.draws.moments import Gaussian, inverse, times
 
 # What the tables of one shard may take, (chains, draws) each.

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.status import Status
 from epvi.hub.draws.layout import Layout
-from epvi.status import Status
 from epvi.structure import Structure
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 from epvi.hub.draws.method import DrawsMethod, Remedies, Shards
 from epvi.mixture import GaussianMixture
 from epvi.structure import Diagonal, Full, Structure

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
+from epvi.ground.status import Status
+from epvi.ground.validation import at_least
+from epvi.ground.version import __version__
 from epvi.hub.draws.layout import Layout
-from epvi.status import Status
-from epvi.validation import at_least
-from epvi.version import __version__
 
 if TYPE_CHECKING:
     import xarray

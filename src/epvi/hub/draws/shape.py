@@ -15,9 +15,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
+from epvi.ground.status import Status
 from epvi.hub.draws.method import Remedies, Shards
 from epvi.hub.draws.moments import ENOUGH
-from epvi.status import Status
 from epvi.structure import Full, Structure
 
 _SHIFT = 0.3

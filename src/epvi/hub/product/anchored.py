@@ -19,9 +19,10 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Float, Int
 
-from epvi import validation
-from epvi.compiled import compiled
-from epvi.float64 import AnyArray, to_numpy
+from epvi.ground import validation
+from epvi.ground.compiled import compiled
+from epvi.ground.float64 import AnyArray, to_numpy
+from epvi.ground.status import Status
 from epvi.hub.product.blocks import Blocks, in_blocks, log_joint, select
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.modes import Modes, find_modes
@@ -29,7 +30,6 @@ from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Stack, check_memory, finish, stack
 from epvi.mixture import Estimate, GaussianMixture
-from epvi.status import Status
 from epvi.structure import Structure
 
 # What is spread evenly over the modes: this share of the anchors in every round, and of the Gaussians at the first.

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from epvi.compiled import compiled
-from epvi.float64 import AnyArray
+from epvi.ground.compiled import compiled
+from epvi.ground.float64 import AnyArray
 from epvi.hub.product.stack import Components, Stack
 from epvi.structure import Structure
 

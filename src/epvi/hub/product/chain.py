@@ -20,15 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from epvi import validation
-from epvi.compiled import compiled
-from epvi.float64 import AnyArray
+from epvi.ground import validation
+from epvi.ground.compiled import compiled
+from epvi.ground.float64 import AnyArray
+from epvi.ground.status import Status
 from epvi.hub.product.blocks import Blocks, in_blocks, select
 from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Components, Stack, check_memory, finish, stack
 from epvi.mixture import GaussianMixture
-from epvi.status import Status
 from epvi.structure import Structure
 
 # Steps of every chain that are compiled as one stretch.

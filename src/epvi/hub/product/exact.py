@@ -14,15 +14,15 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
-from epvi import validation
-from epvi.compiled import compiled
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray
+from epvi.ground import validation
+from epvi.ground.compiled import compiled
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import AnyArray
+from epvi.ground.status import Status
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.result import Product, ProductMixture, exactly
 from epvi.hub.product.stack import Components, check_memory, components_of, constant, finish
 from epvi.mixture import GaussianMixture, over_blocks
-from epvi.status import Status
 from epvi.structure import Structure
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from epvi.compiled import compiled
-from epvi.float64 import AnyArray, to_numpy
+from epvi.ground.compiled import compiled
+from epvi.ground.float64 import AnyArray, to_numpy
 from epvi.hub.product.blocks import Blocks, log_joint
 from epvi.hub.product.chain import wander
 from epvi.hub.product.stack import Stack

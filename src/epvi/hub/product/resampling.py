@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float, Int
 
-from epvi.float64 import AnyArray
+from epvi.ground.float64 import AnyArray
 
 
 def systematic(uniform: float, log_weights: Float[AnyArray, " n"], size: int) -> Int[np.ndarray, " R"]:

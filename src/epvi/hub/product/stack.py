@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from epvi.compiled import compiled
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray, is_traced
+from epvi.ground.compiled import compiled
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import AnyArray, is_traced
 from epvi.mixture import LOG_2PI, GaussianMixture
 from epvi.structure import Structure
 

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
-from epvi import validation
-from epvi.compiled import compiled
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray, to_numpy
+from epvi.ground import validation
+from epvi.ground.compiled import compiled
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import AnyArray, to_numpy
+from epvi.ground.status import Status
 from epvi.hub.product.chain import Chain
 from epvi.hub.product.exact import fuse, halves, pair_log_weights, pairs
 from epvi.hub.product.fold import fold_singles
@@ -28,7 +29,6 @@ from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Components, check_memory, finish, reweighted
 from epvi.mixture import Estimate, GaussianMixture
-from epvi.status import Status
 from epvi.structure import Structure
 
 

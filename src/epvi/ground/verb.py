@@ -14,9 +14,9 @@ from typing import ParamSpec, TypeVar
 
 import jax
 
-from epvi.compiled import let_go
-from epvi.errors import EpviError
-from epvi.forked import refuse_after_fork
+from epvi.ground.compiled import let_go
+from epvi.ground.errors import EpviError
+from epvi.ground.forked import refuse_after_fork
 
 P = ParamSpec("P")
 T = TypeVar("T")

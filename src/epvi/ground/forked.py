@@ -6,7 +6,7 @@ Every way into a computation asks first, so that a fork is refused in a sentence
 import os
 import sys
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 
 _lost = False
 

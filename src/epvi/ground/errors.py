@@ -1,6 +1,6 @@
 """The one exception that epvi raises for a caller's mistake or a refusal; its text says what to do."""
 
-from epvi.shown import shown
+from epvi.ground.printable import shown
 
 
 class EpviError(ValueError):

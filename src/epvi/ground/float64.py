@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from epvi.compiled import compiled
-from epvi.verb import at_work
+from epvi.ground.compiled import compiled
+from epvi.ground.verb import at_work
 
 AnyArray = jax.Array | np.ndarray
 # What a caller may pass where an array is meant.

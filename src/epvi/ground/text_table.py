@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 
-from epvi.shown import shown
+from epvi.ground.printable import shown
 
 
 def lined_up(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:

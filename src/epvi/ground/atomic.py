@@ -14,7 +14,7 @@ import stat
 import zlib
 from pathlib import Path
 
-from epvi.errors import EpviError
+from epvi.ground.errors import EpviError
 
 # Characters of the file's name in that of its part: in all at most 4 x 40 + 40 bytes, where systems allow 255.
 _MOST_NAME = 40

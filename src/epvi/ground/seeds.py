@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from epvi.errors import EpviError
-from epvi.forked import refuse_after_fork
+from epvi.ground.errors import EpviError
+from epvi.ground.forked import refuse_after_fork
 
 Seed = int | np.integer | jax.Array | np.ndarray
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from epvi.errors import EpviError
-from epvi.float64 import AnyArray, is_traced
+from epvi.ground.errors import EpviError
+from epvi.ground.float64 import AnyArray, is_traced
 
 # Beyond this and its inverse, squares of precisions leave float64.
 _LEAST_VARIANCE = 1e-150
