@@ -27,9 +27,9 @@ from safetensors import numpy as plain_safetensors
 
 import epvi
 from epvi.envelope import Envelope, Malformed, seal, unseal
+from epvi.gaussian.mixture import Estimate
 from epvi.ground.status import Status
 from epvi.handover import pack_fit, unpack_fit
-from epvi.mixture import Estimate
 
 RING = 100
 WHOLE = "save and load"

@@ -17,11 +17,11 @@ from scipy.stats import binom, multivariate_normal
 import epvi
 from epvi import Diagonal, Full, GaussianMixture, Spherical
 from epvi.draws import mapped
+from epvi.gaussian.quasi_random import base_draws
 from epvi.hub.agreement import agreement
 from epvi.hub.answered import collect
 from epvi.hub.ascent import Moments, stepped
 from epvi.hub.asking import propose
-from epvi.hub.normals import base_draws
 from epvi.hub.refine import settle
 from epvi.hub.weights import weigh
 from epvi.rounds import Rounds, run_rounds

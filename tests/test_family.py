@@ -5,8 +5,8 @@ import pytest
 from scipy.stats import multivariate_normal
 
 from epvi import Diagonal, Full, GaussianMixture
+from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
 from epvi.hub.family import joined, one_per_mode, stray_modes
-from epvi.hub.normals import base_draws, draw, log_density, uniform_points
 
 
 def clouds(d, centres, weights, each=20, spread=0.3):

@@ -17,10 +17,10 @@ from epvi import envelope
 from epvi.columnstats import ColumnStats, Stats
 from epvi.envelope import Envelope, seal, unseal
 from epvi.files import load_any, save_stats
+from epvi.gaussian.mixture import Estimate
 from epvi.ground.status import Status
 from epvi.handover import describe_space, pack_fit, unpack_fit
 from epvi.hub.stored import pack_posterior
-from epvi.mixture import Estimate
 from epvi.packing import read_space
 from epvi.record import Record
 

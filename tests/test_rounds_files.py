@@ -19,11 +19,11 @@ from epvi import EpviError
 from epvi.draws import Asked, pack_draws
 from epvi.envelope import Envelope, seal
 from epvi.files import load_only
+from epvi.gaussian.mixture import Estimate
 from epvi.hub.ascent import Moments
 from epvi.hub.certify import Certificate
 from epvi.hub.refine import Step
 from epvi.hub.stored import pack_posterior
-from epvi.mixture import Estimate
 from epvi.scores import Derivatives, Expected, Scores, Variation, pack_scores
 
 NUM_DRAWS, NUM_SHARDS = 64, 3

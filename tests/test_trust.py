@@ -13,8 +13,8 @@ from sentences import refused
 
 import epvi
 from epvi import worker
+from epvi.gaussian.mixture import Estimate
 from epvi.hub.verdict import NOT, TRUST
-from epvi.mixture import Estimate
 from epvi.rounds import _better
 from epvi.sites import Sites
 

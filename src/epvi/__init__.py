@@ -8,6 +8,8 @@ from epvi.ground.version import __version__
 if TYPE_CHECKING:
     from epvi.draws import Draws
     from epvi.files import load
+    from epvi.gaussian.mixture import Estimate, GaussianMixture, NaturalParameters
+    from epvi.gaussian.structure import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
     from epvi.handover import Provenance, ShardFit
     from epvi.hub import Certificate, Conflict, Posterior, Summary, certify, combine, refine
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
         combine_draws,
     )
     from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
-    from epvi.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.prediction import log_predictive, predict
     from epvi.rounds import Scoring
     from epvi.run import fit
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from epvi.site import NVI, Model, Rows, fit_shard, score, stand_in
     from epvi.sites import ShardError
     from epvi.space import Parameter, Space
-    from epvi.structure import Diagonal, Full, Spherical
 
 # Where each public name is; it is fetched when it is first asked for, so that the command line answers at once.
 _ROOMS = {
@@ -50,7 +50,7 @@ _ROOMS = {
         "combine_draws",
     ],
     "epvi.hub.product": ["Anchored", "Chain", "Exact", "ProductMixture", "Subset", "multiply"],
-    "epvi.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
+    "epvi.gaussian.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
     "epvi.prediction": ["log_predictive", "predict"],
     "epvi.rounds": ["Scoring"],
     "epvi.run": ["fit"],
@@ -58,7 +58,7 @@ _ROOMS = {
     "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "score", "stand_in"],
     "epvi.sites": ["ShardError"],
     "epvi.space": ["Parameter", "Space"],
-    "epvi.structure": ["Diagonal", "Full", "Spherical"],
+    "epvi.gaussian.structure": ["Diagonal", "Full", "Spherical"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

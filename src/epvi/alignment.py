@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
-from epvi.mixture import GaussianMixture
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.space import Space
 
 _FAR = 1e300

@@ -15,14 +15,14 @@ from scipy.linalg import solve_triangular
 
 from epvi import envelope
 from epvi.envelope import Envelope, Malformed
+from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.handover import MOST_SHARDS, Part, Provenance, describe_provenance, read_provenance
-from epvi.mixture import GaussianMixture
 from epvi.packing import describe_space, mixture_arrays, read_mixture, read_space
 from epvi.record import Record, as_text, printable
 from epvi.space import Space
-from epvi.structure import Full
 
 MOST_DRAWS, MOST_CENTRES, MOST_BASE = 2**20, 256, 2**16
 

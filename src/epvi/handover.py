@@ -15,9 +15,9 @@ import numpy as np
 
 from epvi import envelope
 from epvi.envelope import Envelope, Malformed
+from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.printable import shown
 from epvi.ground.status import Status
-from epvi.mixture import Estimate, GaussianMixture
 from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
 from epvi.space import Space

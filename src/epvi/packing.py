@@ -15,13 +15,13 @@ from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessI
 from scipy.special import logsumexp
 
 from epvi.envelope import Malformed
+from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.ground.status import Status
-from epvi.mixture import GaussianMixture
 from epvi.record import Record, as_texts, printable
 from epvi.space import Parameter, Space
-from epvi.structure import Diagonal, Full, Spherical, Structure
 from epvi.supports import describe, support_of
 
 # Looking at one costs a few milliseconds of tracing, and tens of them when it is exchangeable.

@@ -16,6 +16,7 @@ from typing import Any
 
 from epvi.columnstats import Stats
 from epvi.draws import Draws
+from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.ground.validation import at_least
@@ -29,7 +30,6 @@ from epvi.site.recipe import Rows, check_arguments, read_rows
 from epvi.site.shard import as_share, fit_table, parse_shard
 from epvi.site.standin import stand_in
 from epvi.site.stats import column_stats
-from epvi.structure import Diagonal, Full, Spherical, Structure
 
 COVARIANCES: dict[str, Structure | None] = {
     "auto": None,

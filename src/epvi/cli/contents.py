@@ -14,9 +14,9 @@ from epvi.supports import describe
 
 if TYPE_CHECKING:
     from epvi.columnstats import Stats
+    from epvi.gaussian.mixture import GaussianMixture
     from epvi.handover import Provenance, ShardFit
     from epvi.hub import Posterior
-    from epvi.mixture import GaussianMixture
     from epvi.space import Space
 
 # Up to so many parameters all correlations are printed.

@@ -13,12 +13,12 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.draws import mapped
+from epvi.gaussian.quasi_random import log_density
+from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.hub.asking import Proposal, base_of, digest_of, propose
 from epvi.hub.belonging import check_same_model, numbered
-from epvi.hub.normals import log_density
 from epvi.scores import Derivatives, Expected, Scores
-from epvi.structure import Full
 
 if TYPE_CHECKING:
     from epvi.handover import ShardFit

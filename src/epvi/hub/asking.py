@@ -15,10 +15,10 @@ from jaxtyping import Float
 
 from epvi.alignment import aligned
 from epvi.draws import Asked, Draws
+from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
 from epvi.handover import Part, Provenance
 from epvi.hub.family import joined, one_per_mode, stray_modes
-from epvi.hub.normals import base_draws, draw, log_density, uniform_points
-from epvi.mixture import GaussianMixture
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

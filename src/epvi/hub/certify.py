@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.ground.verb import verb
@@ -18,7 +19,6 @@ from epvi.hub.agreement import agreement
 from epvi.hub.answered import Answered, collect
 from epvi.hub.verdict import NOT, TRUST, judge
 from epvi.hub.weights import weigh
-from epvi.mixture import Estimate
 from epvi.scores import Scores
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import chdtri
 
+from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.structure import Diagonal, Full
 from epvi.hub.influence import Gaussian, distance_between, product
-from epvi.mixture import GaussianMixture
-from epvi.structure import Diagonal, Full
 
 # Whole matrices of second derivatives are asked for up to this many parameters, as fits have them.
 FULL_UP_TO = 100

@@ -20,9 +20,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessIssue]
 
+from epvi.gaussian.mixture import GaussianMixture, log_components, over_blocks
 from epvi.ground.float64 import AnyArray, in_float64
 from epvi.ground.seeds import Seed
-from epvi.mixture import GaussianMixture, log_components, over_blocks
 
 # Draws of the posterior that say which components of a shard count.
 _DRAWS = 256

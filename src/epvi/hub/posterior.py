@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from epvi import envelope
 from epvi.draws import Asked, Draws
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import ArrayLike
 from epvi.ground.seeds import Seed, as_key
@@ -24,7 +25,6 @@ from epvi.hub.conflict import Conflict, conflict_between
 from epvi.hub.product import ProductMixture
 from epvi.hub.product.result import Product
 from epvi.hub.summary import Derive, Summary, summarise
-from epvi.mixture import GaussianMixture
 from epvi.packing import mixture_arrays
 from epvi.space import Space
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.ground.verb import verb
@@ -19,7 +20,6 @@ from epvi.hub.asking import base_of
 from epvi.hub.certify import Certificate, certificate_of
 from epvi.hub.product import ProductMixture
 from epvi.hub.verdict import when_refined
-from epvi.mixture import GaussianMixture
 from epvi.scores import Scores
 
 if TYPE_CHECKING:

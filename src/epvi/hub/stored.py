@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from epvi.envelope import Envelope, Malformed
+from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
 from epvi.ground.version import __version__
 from epvi.handover import describe_fit, read_fit
@@ -16,7 +17,6 @@ from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset
 from epvi.hub.product.result import Product
 from epvi.hub.stored_rounds import pack_rounds, read_rounds
-from epvi.mixture import Estimate
 from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.record import Record, as_number, finite_or_none, number_or_nan
 

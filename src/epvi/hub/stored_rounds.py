@@ -12,15 +12,15 @@ import numpy as np
 
 from epvi.draws import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
 from epvi.envelope import Envelope, Malformed
+from epvi.gaussian.mixture import Estimate
+from epvi.gaussian.structure import Full
 from epvi.hub.ascent import Moments
 from epvi.hub.certify import Certificate
 from epvi.hub.refine import Step
 from epvi.hub.verdict import CORRECTED, NOT, TRUST
-from epvi.mixture import Estimate
 from epvi.packing import mixture_arrays, read_mixture
 from epvi.record import Record, as_number, printable
 from epvi.scores import Expected, read_array
-from epvi.structure import Full
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

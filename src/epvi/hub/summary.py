@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.quasi_random import draw, uniform_points
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.text_table import lined_up
-from epvi.hub.normals import draw, uniform_points
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import logsumexp, softmax
 
+from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.hub.asking import Proposal
-from epvi.mixture import Estimate, GaussianMixture
 
 # Weights below exp of this of the largest are none.
 _NOTHING = -600.0

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import log_softmax, logsumexp
 
-from epvi.mixture import Estimate
+from epvi.gaussian.mixture import Estimate
 from epvi.site.overlap import Family
 
 _LOG_2PI = float(np.log(2 * np.pi))

@@ -5,8 +5,8 @@ import dataclasses
 
 import jax
 
+from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.status import Status
-from epvi.mixture import Estimate, GaussianMixture
 from epvi.site.density import Subposterior
 from epvi.site.rows import Columns
 

@@ -15,6 +15,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from epvi.gaussian.structure import Diagonal, Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import check_settings
 from epvi.site.density import Subposterior
@@ -24,7 +25,6 @@ from epvi.site.newton import Precision
 from epvi.site.overlap import family_of
 from epvi.site.rows import Columns, generator
 from epvi.site.sweeps import Sweeps
-from epvi.structure import Diagonal, Full, Structure
 
 # Without a choice, covariances are full up to this dimension and diagonal above.
 _FULL_UP_TO = 100

@@ -16,8 +16,8 @@ from jaxtyping import Float
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
+from epvi.gaussian.structure import Full, Structure
 from epvi.site.newton import eigen_of, units_of
-from epvi.structure import Full, Structure
 
 _LOG_2PI = float(np.log(2 * np.pi))
 

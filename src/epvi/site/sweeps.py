@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
+from epvi.gaussian.structure import Full, Spherical, Structure
 from epvi.site.density import Curve, Subposterior
 from epvi.site.modes import second_order
 from epvi.site.newton import Precision, climb
@@ -21,7 +22,6 @@ from epvi.site.overlap import (
     mean_hessian,
     overlap,
 )
-from epvi.structure import Full, Spherical, Structure
 
 # Means need not stand still within a sweep: the next one goes on from there.
 _STEPS_PER_SWEEP = 25

@@ -14,12 +14,12 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.structure import Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
 from epvi.hub.draws.moments import Gaussian, fit_gaussians, inflation, inverse, times
 from epvi.hub.draws.shape import chance_correlation, effective, gaussian_status, memory, standardised
-from epvi.structure import Full, Structure
 
 # Draws of two shards that were made with one seed move together; independent ones are far from this.
 _TOGETHER = 0.5

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
+from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.draws.layout import Layout, numbers
 from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, generator
 from epvi.hub.draws.moments import Gaussian, fit_gaussians, inflation
 from epvi.hub.draws.shape import gaussian_status
-from epvi.structure import Full
 
 # Standard errors by which the least certain direction of the quotient has to be above zero.
 _STANDARD_ERRORS = 5

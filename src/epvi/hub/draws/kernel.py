@@ -13,6 +13,7 @@ import math
 import jax
 import numpy as np
 
+from epvi.gaussian.structure import Structure
 from epvi.ground.status import Status
 from epvi.ground.validation import check_settings
 from epvi.hub.draws.consensus import evenly_spaced
@@ -21,7 +22,6 @@ from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covari
 from epvi.hub.draws.moments import Gaussian, fit_gaussians
 from epvi.hub.draws.shape import unfollowed
 from epvi.hub.product.mixing import effective_size, split_r_hat
-from epvi.structure import Structure
 
 # Fewer kept a chain say too little of how well it mixed.
 _PER_CHAIN = 50

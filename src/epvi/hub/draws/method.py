@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.draws.layout import Layout
-from epvi.structure import Structure
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

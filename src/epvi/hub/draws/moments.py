@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.structure import Diagonal, Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.hub.draws.method import DrawsMethod, Remedies, Shards
-from epvi.mixture import GaussianMixture
-from epvi.structure import Diagonal, Full, Structure
 
 Packed = Float[np.ndarray, "..."]
 # Correlations whose least eigenvalue is below this have no inverse to speak of.

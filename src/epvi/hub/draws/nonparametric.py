@@ -11,11 +11,11 @@ import dataclasses
 
 import numpy as np
 
+from epvi.gaussian.structure import Diagonal, Full, Structure
 from epvi.hub.draws.kernel import KernelMethod
 from epvi.hub.draws.meeting import Kernels
 from epvi.hub.draws.method import Shards
 from epvi.hub.draws.moments import Gaussian, fit_best, inverse
-from epvi.structure import Diagonal, Full, Structure
 
 # Sds that are wider than this are not those of the posterior.
 _WIDENING = 0.1

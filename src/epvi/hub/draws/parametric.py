@@ -5,10 +5,10 @@ from typing import ClassVar
 
 import jax
 
+from epvi.gaussian.structure import Full, Structure
 from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, check_covariance, generator
 from epvi.hub.draws.moments import fit_gaussians, inflation, product
 from epvi.hub.draws.shape import gaussian_status
-from epvi.structure import Full, Structure
 
 
 @dataclasses.dataclass(frozen=True)

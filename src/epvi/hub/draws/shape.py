@@ -15,10 +15,10 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
+from epvi.gaussian.structure import Full, Structure
 from epvi.ground.status import Status
 from epvi.hub.draws.method import Remedies, Shards
 from epvi.hub.draws.moments import ENOUGH
-from epvi.structure import Full, Structure
 
 _SHIFT = 0.3
 _SKEWNESS = 0.7

@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
+from epvi.gaussian.structure import Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.draws.consensus import weighted_average
@@ -23,7 +24,6 @@ from epvi.hub.draws.layout import Layout
 from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
 from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse
 from epvi.hub.draws.shape import unfollowed
-from epvi.structure import Full, Structure
 
 # Pairs that the bandwidth is found with, and pairs that are tried in vain before giving up.
 _PILOT = 20_000

@@ -19,6 +19,8 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Float, Int
 
+from epvi.gaussian.mixture import Estimate, GaussianMixture
+from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray, to_numpy
@@ -29,8 +31,6 @@ from epvi.hub.product.modes import Modes, find_modes
 from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Stack, check_memory, finish, stack
-from epvi.mixture import Estimate, GaussianMixture
-from epvi.structure import Structure
 
 # What is spread evenly over the modes: this share of the anchors in every round, and of the Gaussians at the first.
 _MODES_SHARE = 0.1

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from epvi.gaussian.structure import Structure
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray
 from epvi.hub.product.stack import Components, Stack
-from epvi.structure import Structure
 
 # Components of one block, at most, and the numbers that a table over them may take.
 _COMPONENTS = 256

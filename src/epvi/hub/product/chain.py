@@ -20,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray
@@ -28,8 +30,6 @@ from epvi.hub.product.blocks import Blocks, in_blocks, select
 from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Components, Stack, check_memory, finish, stack
-from epvi.mixture import GaussianMixture
-from epvi.structure import Structure
 
 # Steps of every chain that are compiled as one stretch.
 _STRETCH = 1024

@@ -14,6 +14,8 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
+from epvi.gaussian.mixture import GaussianMixture, over_blocks
+from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
@@ -22,8 +24,6 @@ from epvi.ground.status import Status
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.result import Product, ProductMixture, exactly
 from epvi.hub.product.stack import Components, check_memory, components_of, constant, finish
-from epvi.mixture import GaussianMixture, over_blocks
-from epvi.structure import Structure
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.linalg import cho_solve
 
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.hub.product.stack import constant
-from epvi.mixture import GaussianMixture
 
 
 def fold_singles(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:

@@ -13,12 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.structure import Structure
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray, to_numpy
 from epvi.hub.product.blocks import Blocks, log_joint
 from epvi.hub.product.chain import wander
 from epvi.hub.product.stack import Stack
-from epvi.structure import Structure
 
 # From how many places to start, how many of them are the ends of walks over k· and how long those are (in sweeps, at
 # least in steps, at most in operations); how many modes to keep; and when to stop moving (in sds, and in steps).

@@ -7,6 +7,7 @@ from concurrent.futures import Executor
 import jax
 import numpy as np
 
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import to_numpy
 from epvi.ground.seeds import Seed, as_key
@@ -16,7 +17,6 @@ from epvi.hub.product.anchored import Anchored
 from epvi.hub.product.exact import Exact
 from epvi.hub.product.result import Product, ProductMixture, exactly
 from epvi.hub.product.stack import MAX_GIGABYTES, check, gigabytes, in_one_structure
-from epvi.mixture import GaussianMixture
 
 # Without a choice, products up to this size are enumerated.
 _EXACT_UP_TO = 10_000

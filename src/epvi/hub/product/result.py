@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.float64 import AnyArray
 from epvi.ground.status import Status
-from epvi.mixture import Estimate, GaussianMixture
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,11 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from epvi.gaussian.mixture import LOG_2PI, GaussianMixture
+from epvi.gaussian.structure import Structure
 from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, is_traced
-from epvi.mixture import LOG_2PI, GaussianMixture
-from epvi.structure import Structure
 
 # What a stack, or the components of a product, may take.
 MAX_GIGABYTES = 4.0

@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
+from epvi.gaussian.mixture import Estimate, GaussianMixture
+from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
@@ -28,8 +30,6 @@ from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Components, check_memory, finish, reweighted
-from epvi.mixture import Estimate, GaussianMixture
-from epvi.structure import Structure
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,12 +15,12 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Float
 
+from epvi.gaussian.reduction import Moments, greedy_merge
+from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
 from epvi.ground import validation
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, ArrayLike, in_float64, is_traced
 from epvi.ground.seeds import Seed, as_key
-from epvi.reduction import Moments, greedy_merge
-from epvi.structure import Diagonal, Full, Spherical, Structure
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from scipy.linalg import solve_triangular
 from scipy.special import logsumexp, ndtri
 
-from epvi.mixture import LOG_2PI, GaussianMixture
+from epvi.gaussian.mixture import LOG_2PI, GaussianMixture
 
 # Numbers of a block of log densities.
 _BLOCK = 2**22

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from epvi.gaussian.structure import Structure
 from epvi.ground.float64 import AnyArray
-from epvi.structure import Structure
 
 
 class Moments(NamedTuple):

@@ -1,0 +1,1 @@
+"""Gaussian mixtures and their covariance structures; the only room that knows how a covariance is stored."""
