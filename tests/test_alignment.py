@@ -10,7 +10,7 @@ from numpyro.distributions import constraints
 from scipy.stats import multivariate_normal
 
 from epvi import EpviError, Parameter, Space
-from epvi.alignment import order_like, relabelled
+from epvi.parameters.alignment import order_like, relabelled
 
 # Three sources with a weight and a place each, and two mixtures with shares of their own.
 SOURCES = Space(

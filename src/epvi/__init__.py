@@ -24,13 +24,13 @@ if TYPE_CHECKING:
         combine_draws,
     )
     from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
+    from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
     from epvi.rounds import Scoring
     from epvi.run import fit
     from epvi.scores import Scores
     from epvi.site import NVI, Model, Rows, fit_shard, score, stand_in
     from epvi.sites import ShardError
-    from epvi.space import Parameter, Space
 
 # Where each public name is; it is fetched when it is first asked for, so that the command line answers at once.
 _ROOMS = {
@@ -57,7 +57,7 @@ _ROOMS = {
     "epvi.scores": ["Scores"],
     "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "score", "stand_in"],
     "epvi.sites": ["ShardError"],
-    "epvi.space": ["Parameter", "Space"],
+    "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.gaussian.structure": ["Diagonal", "Full", "Spherical"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}

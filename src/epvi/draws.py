@@ -21,8 +21,8 @@ from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.handover import MOST_SHARDS, Part, Provenance, describe_provenance, read_provenance
 from epvi.packing import describe_space, mixture_arrays, read_mixture, read_space
+from epvi.parameters.space import Space
 from epvi.record import Record, as_text, printable
-from epvi.space import Space
 
 MOST_DRAWS, MOST_CENTRES, MOST_BASE = 2**20, 256, 2**16
 

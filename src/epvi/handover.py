@@ -19,8 +19,8 @@ from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.printable import shown
 from epvi.ground.status import Status
 from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
+from epvi.parameters.space import Space
 from epvi.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
-from epvi.space import Space
 
 MOST_SHARDS = 1_000_000
 

@@ -20,8 +20,8 @@ from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.ground.status import Status
+from epvi.parameters.space import Parameter, Space
 from epvi.record import Record, as_texts, printable
-from epvi.space import Parameter, Space
 from epvi.supports import describe, support_of
 
 # Looking at one costs a few milliseconds of tracing, and tens of them when it is exchangeable.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from epvi.gaussian.mixture import GaussianMixture
     from epvi.handover import Provenance, ShardFit
     from epvi.hub import Posterior
-    from epvi.space import Space
+    from epvi.parameters.space import Space
 
 # Up to so many parameters all correlations are printed.
 _MOST_CORRELATED = 30

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import chdtrc, gammaln, log_ndtr
 
-from epvi.alignment import aligned
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed
@@ -20,7 +19,8 @@ from epvi.ground.status import Status
 from epvi.ground.text_table import lined_up
 from epvi.handover import ShardFit
 from epvi.hub.influence import Gaussian, Influence, as_gaussians, distance_between, leave_one_out, product
-from epvi.space import Space
+from epvi.parameters.alignment import aligned
+from epvi.parameters.space import Space
 
 # How often shards of one model are flagged, at most: Bonferroni over a z per coordinate and a distance for each shard.
 _FALSE_ALARMS = 0.01

@@ -26,7 +26,7 @@ from epvi.hub.product import ProductMixture
 from epvi.hub.product.result import Product
 from epvi.hub.summary import Derive, Summary, summarise
 from epvi.packing import mixture_arrays
-from epvi.space import Space
+from epvi.parameters.space import Space
 
 if TYPE_CHECKING:
     import pyarrow

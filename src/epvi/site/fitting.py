@@ -13,6 +13,7 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structure import Full, Spherical, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
+from epvi.parameters.space import Space
 from epvi.site.density import Curve, Subposterior
 from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_weights
 from epvi.site.expansion import TALL, Around, Taylor, expand, taylors
@@ -23,7 +24,6 @@ from epvi.site.newton import Precision
 from epvi.site.overlap import Family, overlap
 from epvi.site.rows import Columns
 from epvi.site.sweeps import Components, Sweeps
-from epvi.space import Space
 
 # f is evaluated at this many draws in one pass.
 _DRAWS_AT_ONCE = 64

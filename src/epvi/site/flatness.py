@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from epvi.parameters.space import Space
 from epvi.site.modes import Modes
 from epvi.site.newton import eigen_of, units_of
 from epvi.site.rows import Columns, constant_columns
-from epvi.space import Space
 
 _LEAST_LOSS = 0.002
 _DIRECTIONS_TRIED = 16

@@ -16,6 +16,7 @@ from numpyro.distributions import ImproperUniform
 
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import is_traced, promotion_allowed
+from epvi.parameters.space import Parameter, Space
 from epvi.site.enumeration import combinations, summed_out
 from epvi.site.target import Block
 from epvi.site.tracing import (
@@ -32,7 +33,6 @@ from epvi.site.tracing import (
     run,
     trace_program,
 )
-from epvi.space import Parameter, Space
 
 # Two numbers of rows; an axis that changes with them is an axis of rows.
 MANY, FEW = 12, 8

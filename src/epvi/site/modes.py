@@ -12,10 +12,10 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import OptimizeResult, minimize
 
-from epvi.alignment import order_like
+from epvi.parameters.alignment import order_like
+from epvi.parameters.space import Space
 from epvi.site.density import Subposterior
 from epvi.site.newton import Climbed, Precision, climb, eigen_of
-from epvi.space import Space
 
 # Two climbs ended in the same mode when they are nearer than this, in its standard deviations.
 _SAME_MODE = 0.5

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float
 
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, promotion_allowed, to_numpy
+from epvi.parameters.space import Space
 from epvi.site.tracing import failed
-from epvi.space import Space
 
 Block = Mapping[str, AnyArray]
 

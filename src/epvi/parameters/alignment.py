@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from epvi.gaussian.mixture import GaussianMixture
-from epvi.space import Space
+from epvi.parameters.space import Space
 
 _FAR = 1e300
 

@@ -1,0 +1,1 @@
+"""The parameters' names, shapes and constraints, and the order of exchangeable ones."""
