@@ -26,10 +26,10 @@ from numpyro.distributions import constraints
 from safetensors import numpy as plain_safetensors
 
 import epvi
-from epvi.envelope import Envelope, Malformed, seal, unseal
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.status import Status
-from epvi.handover import pack_fit, unpack_fit
+from epvi.wire.envelope import Envelope, Malformed, seal, unseal
+from epvi.wire.shard_fit import pack_fit, unpack_fit
 
 RING = 100
 WHOLE = "save and load"

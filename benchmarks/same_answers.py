@@ -21,8 +21,8 @@ import numpy as np
 
 import epvi
 from epvi.cli import main as command_line
-from epvi.envelope import load as load_envelope
 from epvi.models import logistic, simulate_logistic
+from epvi.wire.envelope import load as load_envelope
 
 Answers = dict[str, np.ndarray]
 T = TypeVar("T")

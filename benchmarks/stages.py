@@ -16,7 +16,6 @@ from susy import Rows
 
 import epvi
 from epvi import pool
-from epvi.handover import Part
 from epvi.models import logistic
 from epvi.run import _as_bytes
 from epvi.site import shard as site_shard
@@ -27,6 +26,7 @@ from epvi.site.rows import as_columns
 from epvi.site.shard import Plan, provenance
 from epvi.site.split import split_evenly
 from epvi.store import write_rows
+from epvi.wire.shard_fit import Part
 from epvi.worker import Job, run_shard
 
 # A shard's stages in the order in which they are shown.

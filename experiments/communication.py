@@ -26,11 +26,11 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 
 import epvi
-from epvi.draws import Draws
 from epvi.ground.seeds import as_key
 from epvi.models import logistic, simulate_logistic
 from epvi.rounds import Rounds, run_rounds
-from epvi.scores import Scores
+from epvi.wire.answer import Scores
+from epvi.wire.request import Draws
 
 # Of a shard: shards of one size share what is compiled.
 SHARD_ROWS = 250

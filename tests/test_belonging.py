@@ -11,8 +11,8 @@ import pytest
 from sentences import refused
 
 import epvi
-from epvi.handover import Provenance
 from epvi.site.fingerprint import _mixed, hash_fixed, hash_rows, model_values
+from epvi.wire.shard_fit import Provenance
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(80, 2)).astype(np.float32)

@@ -16,11 +16,11 @@ from sentences import refused
 
 import epvi
 from epvi import Rows
-from epvi.handover import plain_coding
 from epvi.site.levels import OWN, Undeclared
 from epvi.site.recipe import read_rows
 from epvi.site.replies import same_coding
 from epvi.site.stats import column_stats
+from epvi.wire.shard_fit import plain_coding
 
 QUICK = epvi.NVI(num_components=1)
 # Categories in an order that is neither the alphabet's nor that of the rows; one has no row.
@@ -132,7 +132,7 @@ def test_levels_0_and_1_are_the_numbers_0_and_1_to_those_who_compare():
     numbers = Rows(pa.table({"b": [1, 0]}), x=["b"], y="b").read()
     assert truths.sources != numbers.sources
     assert plain_coding(truths.sources, truths.levels) == plain_coding(numbers.sources, numbers.levels)
-    made_of = dataclasses.replace(epvi.handover.Provenance(), columns=numbers.sources)
+    made_of = dataclasses.replace(epvi.wire.shard_fit.Provenance(), columns=numbers.sources)
     same_coding(made_of, truths)
     other = dataclasses.replace(made_of, levels={"b": ("1", "0")}, columns={"x": ("b=0",), "y": ("b",)})
     refused(lambda: same_coding(other, truths), "x is made of b, and where the posterior was fitted of b=0")

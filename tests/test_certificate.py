@@ -16,7 +16,6 @@ from scipy.stats import binom, multivariate_normal
 
 import epvi
 from epvi import Diagonal, Full, GaussianMixture, Spherical
-from epvi.draws import mapped
 from epvi.gaussian.quasi_random import base_draws
 from epvi.hub.agreement import agreement
 from epvi.hub.answered import collect
@@ -25,7 +24,8 @@ from epvi.hub.asking import propose
 from epvi.hub.refine import settle
 from epvi.hub.weights import weigh
 from epvi.rounds import Rounds, run_rounds
-from epvi.scores import Expected
+from epvi.wire.answer import Expected
+from epvi.wire.request import mapped
 
 PRIOR_SD = 1.5
 

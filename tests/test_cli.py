@@ -295,7 +295,7 @@ def test_show_says_all_that_leaves_a_site(folder):
     assert not [text for text in expected if text not in said]
     data = call_json("show", "s2.epvi")
     # Every entry of the record that is written is in the JSON.
-    assert set(json.loads(json.dumps(epvi.handover.describe_fit(fit)))) <= set(data)
+    assert set(json.loads(json.dumps(epvi.wire.shard_fit.describe_fit(fit)))) <= set(data)
     assert "holds" not in call("show", "posterior.epvi").stderr
     assert "90 rows in 3 shards" in call("show", "posterior.epvi").stdout
     assert call_json("show", "posterior.epvi")["kind"] == "posterior"

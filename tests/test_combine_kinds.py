@@ -10,8 +10,8 @@ from commands import call
 from test_handover import some_fit
 
 import epvi
-from epvi.columnstats import ColumnStats, Stats
 from epvi.files import save_stats
+from epvi.wire.column_stats import ColumnStats, Stats
 
 
 @pytest.fixture

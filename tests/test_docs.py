@@ -14,9 +14,9 @@ import pytest
 from rich.console import Console
 
 import epvi
-from epvi import supports
-from epvi.envelope import KINDS
 from epvi.hub.draws.method import DrawsMethod
+from epvi.wire import supports
+from epvi.wire.envelope import KINDS
 
 ROOT = Path(__file__).parents[1]
 

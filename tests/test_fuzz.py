@@ -19,10 +19,11 @@ from test_handover import some_fit
 from yardstick import cost
 
 import epvi
-from epvi import EpviError, envelope
-from epvi.envelope import Malformed, seal, unseal
-from epvi.handover import ShardFit, pack_fit, unpack_fit
+from epvi import EpviError
 from epvi.hub.stored import pack_posterior, unpack_posterior
+from epvi.wire import envelope
+from epvi.wire.envelope import Malformed, seal, unseal
+from epvi.wire.shard_fit import ShardFit, pack_fit, unpack_fit
 
 # What reading one file may cost in the units of `yardstick`, and using what was in it, which compiles for its shapes.
 MOST_COST, MOST_COST_USED = 500, 5000

@@ -13,16 +13,16 @@ from sentences import refused
 from test_space import SUPPORTS
 
 import epvi
-from epvi import envelope
-from epvi.columnstats import ColumnStats, Stats
-from epvi.envelope import Envelope, seal, unseal
 from epvi.files import load_any, save_stats
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.status import Status
-from epvi.handover import describe_space, pack_fit, unpack_fit
 from epvi.hub.stored import pack_posterior
-from epvi.packing import read_space
-from epvi.record import Record
+from epvi.wire import envelope
+from epvi.wire.codec import read_space
+from epvi.wire.column_stats import ColumnStats, Stats
+from epvi.wire.envelope import Envelope, seal, unseal
+from epvi.wire.record import Record
+from epvi.wire.shard_fit import describe_space, pack_fit, unpack_fit
 
 VERSION_1 = Path(__file__).parent / "files" / "version-1"
 

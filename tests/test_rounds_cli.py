@@ -10,9 +10,9 @@ from commands import call, call_json
 
 import epvi
 from epvi import references
-from epvi.envelope import seal
 from epvi.hub.refine import settle
-from epvi.scores import pack_scores
+from epvi.wire.answer import pack_scores
+from epvi.wire.envelope import seal
 
 SITES = (1, 2, 3)
 COLUMNS = ("--x", "a,b", "--y", "y")

@@ -16,15 +16,15 @@ from yardstick import cost
 
 import epvi
 from epvi import EpviError
-from epvi.draws import Asked, pack_draws
-from epvi.envelope import Envelope, seal
 from epvi.files import load_only
 from epvi.gaussian.mixture import Estimate
 from epvi.hub.ascent import Moments
 from epvi.hub.certify import Certificate
 from epvi.hub.refine import Step
 from epvi.hub.stored import pack_posterior
-from epvi.scores import Derivatives, Expected, Scores, Variation, pack_scores
+from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
+from epvi.wire.envelope import Envelope, seal
+from epvi.wire.request import Asked, pack_draws
 
 NUM_DRAWS, NUM_SHARDS = 64, 3
 # What reading one file may cost, in the units of `yardstick`.

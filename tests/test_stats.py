@@ -8,8 +8,8 @@ import pytest
 from sentences import refused
 
 from epvi import Rows
-from epvi.columnstats import ColumnStats, Stats, pool
 from epvi.site.stats import column_stats
+from epvi.wire.column_stats import ColumnStats, Stats, pool
 
 
 def sites(offset, scale, sizes=(10, 1000, 33, 4000), seed=0):

@@ -63,7 +63,7 @@ def test_a_study_is_read_as_it_is_written(folder):
     study = load_study("study.toml")
     assert (study.name, study.num_shards, study.min_rows, study.seed) == ("hearts", 3, 12, 3)
     assert study.inference == epvi.NVI(1, num_starts=2, num_draws=8)
-    assert study.shard("south") == ("2/3", 1 / epvi.handover.Fraction(3), "south")
+    assert study.shard("south") == ("2/3", 1 / epvi.wire.shard_fit.Fraction(3), "south")
     assert study.shard("3/3")[2] == "west"
     rows = study.rows("north.csv").read()
     assert rows.num_rows == 30

@@ -15,8 +15,8 @@ from commands import MODEL, ended, environment, started
 from sentences import refused
 
 import epvi
-from epvi import envelope
 from epvi.ground.atomic import owner
+from epvi.wire import envelope
 from epvi.workfolder import remove_dead
 
 SHARDS = 3

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 import epvi
-from epvi.draws import Draws
 from epvi.ground.seeds import as_key
 from epvi.rounds import Rounds, run_rounds
-from epvi.scores import Scores
+from epvi.wire.answer import Scores
+from epvi.wire.request import Draws
 
 Rows = dict[str, np.ndarray]
 T = TypeVar("T")

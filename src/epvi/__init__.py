@@ -6,12 +6,10 @@ from typing import TYPE_CHECKING, Any
 from epvi.ground.version import __version__
 
 if TYPE_CHECKING:
-    from epvi.draws import Draws
     from epvi.files import load
     from epvi.gaussian.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.gaussian.structure import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
-    from epvi.handover import Provenance, ShardFit
     from epvi.hub import Certificate, Conflict, Posterior, Summary, certify, combine, refine
     from epvi.hub.draws import (
         CombinedDraws,
@@ -28,16 +26,18 @@ if TYPE_CHECKING:
     from epvi.prediction import log_predictive, predict
     from epvi.rounds import Scoring
     from epvi.run import fit
-    from epvi.scores import Scores
     from epvi.site import NVI, Model, Rows, fit_shard, score, stand_in
     from epvi.sites import ShardError
+    from epvi.wire.answer import Scores
+    from epvi.wire.request import Draws
+    from epvi.wire.shard_fit import Provenance, ShardFit
 
 # Where each public name is; it is fetched when it is first asked for, so that the command line answers at once.
 _ROOMS = {
-    "epvi.draws": ["Draws"],
+    "epvi.wire.request": ["Draws"],
     "epvi.ground.errors": ["EpviError"],
     "epvi.files": ["load"],
-    "epvi.handover": ["Provenance", "ShardFit"],
+    "epvi.wire.shard_fit": ["Provenance", "ShardFit"],
     "epvi.hub": ["Certificate", "Conflict", "Posterior", "Summary", "certify", "combine", "refine"],
     "epvi.hub.draws": [
         "CombinedDraws",
@@ -54,7 +54,7 @@ _ROOMS = {
     "epvi.prediction": ["log_predictive", "predict"],
     "epvi.rounds": ["Scoring"],
     "epvi.run": ["fit"],
-    "epvi.scores": ["Scores"],
+    "epvi.wire.answer": ["Scores"],
     "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "score", "stand_in"],
     "epvi.sites": ["ShardError"],
     "epvi.parameters.space": ["Parameter", "Space"],

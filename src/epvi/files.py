@@ -5,18 +5,18 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
-from epvi import envelope
-from epvi.columnstats import Stats
-from epvi.draws import Draws, unpack_draws
-from epvi.envelope import Envelope, Malformed
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.ground.version import __version__
-from epvi.handover import ShardFit, unpack_fit
 from epvi.hub.posterior import Posterior
 from epvi.hub.stored import unpack_posterior
-from epvi.record import Record, as_text
-from epvi.scores import Scores, unpack_scores
+from epvi.wire import envelope
+from epvi.wire.answer import Scores, unpack_scores
+from epvi.wire.column_stats import Stats
+from epvi.wire.envelope import Envelope, Malformed
+from epvi.wire.record import Record, as_text
+from epvi.wire.request import Draws, unpack_draws
+from epvi.wire.shard_fit import ShardFit, unpack_fit
 
 Loaded = ShardFit | Posterior | Draws | Scores
 T = TypeVar("T")

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from epvi.draws import Draws
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import at_least, check_settings
 from epvi.hub.answered import Answered, collect
@@ -18,8 +17,9 @@ from epvi.hub.certify import Certificate, certificate_of
 from epvi.hub.posterior import NUM_DRAWS, Posterior
 from epvi.hub.refine import WORTH, advance, confirmed, finished
 from epvi.hub.verdict import CORRECTED, TRUST
-from epvi.packing import mixture_arrays
-from epvi.scores import Scores
+from epvi.wire.answer import Scores
+from epvi.wire.codec import mixture_arrays
+from epvi.wire.request import Draws
 
 # Unless said. Most posteriors take one or two; some that are far from Gaussian take ten.
 _MOST_ROUNDS = 10

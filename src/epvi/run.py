@@ -19,7 +19,6 @@ from epvi import pool
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
-from epvi.handover import ShardFit
 from epvi.hub.combine import multiplied
 from epvi.hub.posterior import Posterior
 from epvi.hub.product.result import Product
@@ -34,6 +33,7 @@ from epvi.site.recipe import read_rows
 from epvi.site.shard import Plan, as_inference, as_model, provenance
 from epvi.site.split import Split, split_by, split_evenly
 from epvi.sites import ShardError, kept_in, sites_of
+from epvi.wire.shard_fit import ShardFit
 from epvi.worker import Job, model_of
 from epvi.workfolder import WorkFolder
 

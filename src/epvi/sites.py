@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from epvi import pool
-from epvi.draws import Draws
 from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
-from epvi.handover import Part, ShardFit
 from epvi.process import WorkerDied
 from epvi.progress import ShardProgress
-from epvi.scores import Scores
 from epvi.site.rows import Columns
 from epvi.site.shard import Plan
 from epvi.site.split import Split
 from epvi.store import MappedRows, reported, write_rows
+from epvi.wire.answer import Scores
+from epvi.wire.request import Draws
+from epvi.wire.shard_fit import Part, ShardFit
 from epvi.worker import HeldRows, Job, answer_shard, forget, run_shard
 from epvi.workfolder import WorkFolder, remove_dead
 

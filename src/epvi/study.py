@@ -14,15 +14,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from epvi.columnstats import Stats
-from epvi.draws import Draws
 from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.ground.validation import at_least
-from epvi.handover import Part, ShardFit
 from epvi.references import study_model
-from epvi.scores import Scores
 from epvi.site.answer import score
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
@@ -30,6 +26,10 @@ from epvi.site.recipe import Rows, check_arguments, read_rows
 from epvi.site.shard import as_share, fit_table, parse_shard
 from epvi.site.standin import stand_in
 from epvi.site.stats import column_stats
+from epvi.wire.answer import Scores
+from epvi.wire.column_stats import Stats
+from epvi.wire.request import Draws
+from epvi.wire.shard_fit import Part, ShardFit
 
 COVARIANCES: dict[str, Structure | None] = {
     "auto": None,

@@ -13,18 +13,18 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 
-from epvi.draws import Draws
 from epvi.ground.compiled import let_go
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
-from epvi.handover import Part, ShardFit
-from epvi.scores import Scores
 from epvi.site.answer import Asking, answer_columns
 from epvi.site.memory import Memory
 from epvi.site.model import Model
 from epvi.site.rows import Columns
 from epvi.site.shard import Plan, fit_columns
 from epvi.store import MappedRows
+from epvi.wire.answer import Scores
+from epvi.wire.request import Draws
+from epvi.wire.shard_fit import Part, ShardFit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

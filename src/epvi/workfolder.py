@@ -16,10 +16,10 @@ from typing import Any
 from epvi.files import load
 from epvi.ground.atomic import is_abandoned, owner
 from epvi.ground.errors import EpviError
-from epvi.handover import Part, Provenance, ShardFit, describe_provenance
 from epvi.site.fingerprint import hash_rows
 from epvi.site.rows import Columns
 from epvi.site.shard import Plan
+from epvi.wire.shard_fit import Part, Provenance, ShardFit, describe_provenance
 
 # How near two machines' values of one model are, of rows in float32.
 _SAME = 1e-5

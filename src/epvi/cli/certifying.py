@@ -12,10 +12,10 @@ from epvi.cli.writing import check_kind
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.draws import Draws
     from epvi.hub import Posterior
     from epvi.hub.refine import Step
-    from epvi.scores import Scores
+    from epvi.wire.answer import Scores
+    from epvi.wire.request import Draws
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -120,7 +120,7 @@ def _certify(context: click.Context, posterior: "Posterior", scores: tuple[Path,
 
 def _loaded(files: tuple[Path, ...]) -> "list[Scores]":
     from epvi.files import load_only
-    from epvi.scores import Scores
+    from epvi.wire.answer import Scores
 
     return [load_only(file, Scores) for file in files]
 

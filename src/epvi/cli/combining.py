@@ -11,8 +11,8 @@ from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.handover import ShardFit
     from epvi.hub import Conflict, Posterior
+    from epvi.wire.shard_fit import ShardFit
 
 
 @click.command(cls=Verb)
@@ -61,9 +61,9 @@ def _in_detail(report: "Conflict") -> list[str]:
 
 
 def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":
-    from epvi.handover import ShardFit
     from epvi.hub import Posterior
     from epvi.hub import combine as combine_fits
+    from epvi.wire.shard_fit import ShardFit
 
     found = _fits_and_posteriors(files)
     posteriors = [(path, made) for path, made in found if isinstance(made, Posterior)]
@@ -87,11 +87,11 @@ def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, A
 
 def _fits_and_posteriors(files: tuple[Path, ...]) -> "list[tuple[Path, ShardFit | Posterior]]":
     """What `*.epvi` names of a folder: statistics lie beside fits and are left out; a round's files were not meant."""
-    from epvi.columnstats import Stats
     from epvi.files import load_any
-    from epvi.handover import ShardFit
     from epvi.hub import Posterior
-    from epvi.scores import Scores
+    from epvi.wire.answer import Scores
+    from epvi.wire.column_stats import Stats
+    from epvi.wire.shard_fit import ShardFit
 
     found, left_out = [], []
     for path in files:

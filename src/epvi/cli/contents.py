@@ -9,15 +9,15 @@ import numpy as np
 from epvi.cli.output import counted, size_of
 from epvi.ground.printable import shown
 from epvi.ground.text_table import lined_up
-from epvi.packing import mixture_arrays
-from epvi.supports import describe
+from epvi.wire.codec import mixture_arrays
+from epvi.wire.supports import describe
 
 if TYPE_CHECKING:
-    from epvi.columnstats import Stats
     from epvi.gaussian.mixture import GaussianMixture
-    from epvi.handover import Provenance, ShardFit
     from epvi.hub import Posterior
     from epvi.parameters.space import Space
+    from epvi.wire.column_stats import Stats
+    from epvi.wire.shard_fit import Provenance, ShardFit
 
 # Up to so many parameters all correlations are printed.
 _MOST_CORRELATED = 30

@@ -17,8 +17,8 @@ from epvi.cli.output import counted, size_of
 from epvi.ground.text_table import lined_up
 
 if TYPE_CHECKING:
-    from epvi.draws import Asked, Draws
-    from epvi.scores import Scores
+    from epvi.wire.answer import Scores
+    from epvi.wire.request import Asked, Draws
 
 # Up to so many parameters whole Hessians are printed.
 _MOST_PRINTED = 30
@@ -92,7 +92,7 @@ def of_scores(file: Path, scores: "Scores") -> str:
 
 def draws_json(draws: "Draws") -> dict[str, Any]:
     """The same in JSON, every number."""
-    from epvi.draws import pack_draws
+    from epvi.wire.request import pack_draws
 
     record = pack_draws(draws).record
     arrays = {"theta": draws.theta, "centres": draws.centres, "base": draws.base}
@@ -102,7 +102,7 @@ def draws_json(draws: "Draws") -> dict[str, Any]:
 
 def scores_json(scores: "Scores") -> dict[str, Any]:
     """The same in JSON, every number as it is in the file."""
-    from epvi.scores import pack_scores
+    from epvi.wire.answer import pack_scores
 
     content = pack_scores(scores)
     return {"kind": content.kind, **content.record, **{name: x.tolist() for name, x in content.arrays.items()}}

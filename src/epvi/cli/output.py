@@ -13,9 +13,9 @@ import click
 from epvi.ground.printable import shown, shown_lines
 
 if TYPE_CHECKING:
-    from epvi.handover import ShardFit
     from epvi.hub import Posterior, Summary
     from epvi.hub.refine import Step
+    from epvi.wire.shard_fit import ShardFit
 
 
 # Where in a context's `meta` the results go.
@@ -87,7 +87,7 @@ def size_of(path: Path) -> str:
 
 def about_fit(fit: "ShardFit") -> dict[str, Any]:
     """A fit in JSON, without its arrays."""
-    from epvi.handover import describe_fit
+    from epvi.wire.shard_fit import describe_fit
 
     return {**describe_fit(fit), "num_components": fit.mixture.num_components, "num_parameters": fit.space.dim}
 

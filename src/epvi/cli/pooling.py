@@ -61,9 +61,9 @@ def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
     Example:
       epvi pool site-*.stats.epvi --into study.toml
     """
-    from epvi.columnstats import Stats
-    from epvi.columnstats import pool as pool_stats
     from epvi.files import load_only
+    from epvi.wire.column_stats import Stats
+    from epvi.wire.column_stats import pool as pool_stats
 
     found: dict[Path, Stats] = {}
     for path in files:

@@ -11,8 +11,8 @@ from epvi.cli.writing import check_kind
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.draws import Draws
-    from epvi.scores import Scores
+    from epvi.wire.answer import Scores
+    from epvi.wire.request import Draws
 
 
 @click.command(cls=Verb)
@@ -40,8 +40,8 @@ def score(context: click.Context, model: str, draws: Path, **said: Any) -> None:
     Nothing but the file leaves the site: epvi show scores-3-of-6.epvi prints all that is in it.
     """
     from_study = options.is_study(context, model)
-    from epvi.draws import Draws
     from epvi.files import load_only
+    from epvi.wire.request import Draws
 
     asked = load_only(draws, Draws)
     made = _from_study(model, asked, said) if from_study else _from_options(model, asked, said)

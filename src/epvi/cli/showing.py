@@ -10,8 +10,8 @@ from epvi.cli.output import Verb, about_fit, about_posterior, give, size_of, tru
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.handover import ShardFit
     from epvi.hub import Posterior
+    from epvi.wire.shard_fit import ShardFit
 
 _file = click.argument("file", type=options.PATH)
 
@@ -27,11 +27,11 @@ def show(file: Path, as_json: bool) -> None:
       epvi show site-3.epvi
     """
     from epvi.cli import contents, exchanged
-    from epvi.columnstats import Stats
-    from epvi.draws import Draws
     from epvi.files import load_any
-    from epvi.handover import ShardFit
-    from epvi.scores import Scores
+    from epvi.wire.answer import Scores
+    from epvi.wire.column_stats import Stats
+    from epvi.wire.request import Draws
+    from epvi.wire.shard_fit import ShardFit
 
     found = load_any(file)
     if isinstance(found, Stats):
@@ -64,8 +64,8 @@ def summary(file: Path, quantiles: str, as_json: bool) -> None:
     except ValueError:
         raise click.UsageError(f"--quantiles {quantiles}: write probabilities, as in 0.05,0.5,0.95.") from None
     from epvi.files import load_only
-    from epvi.handover import ShardFit
     from epvi.hub import Posterior
+    from epvi.wire.shard_fit import ShardFit
 
     found = load_only(file, ShardFit, Posterior)
     posterior = _alone(found) if isinstance(found, ShardFit) else found

@@ -39,7 +39,7 @@ def check_kind(path: Path, kind: str) -> Path:
     check_place(path)
     if not path.exists():
         return path
-    from epvi import envelope
+    from epvi.wire import envelope
 
     try:
         found = envelope.load(path).kind

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from epvi.draws import mapped
 from epvi.gaussian.quasi_random import log_density
 from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.hub.asking import Proposal, base_of, digest_of, propose
 from epvi.hub.belonging import check_same_model, numbered
-from epvi.scores import Derivatives, Expected, Scores
+from epvi.wire.answer import Derivatives, Expected, Scores
+from epvi.wire.request import mapped
 
 if TYPE_CHECKING:
-    from epvi.handover import ShardFit
     from epvi.hub.posterior import Posterior
+    from epvi.wire.shard_fit import ShardFit
 
 # How near a draw that was made again is to the one that was sent.
 _SAME = 1e-6

@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.special import logsumexp, softmax
 
-from epvi.draws import mapped
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.gaussian.quasi_random import log_components
 from epvi.gaussian.structure import Full
-from epvi.scores import Expected
+from epvi.wire.answer import Expected
+from epvi.wire.request import mapped
 
 # In one step no precision grows to more than this many times what it was, in any direction. None falls below this part
 # of it, nor below the part 1 − ρ that a step of size ρ leaves: where log p bends upwards, no precision would be right.

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
-from epvi.draws import Asked, Draws
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
-from epvi.handover import Part, Provenance
 from epvi.hub.family import joined, one_per_mode, stray_modes
 from epvi.parameters.alignment import aligned
+from epvi.wire.request import Asked, Draws
+from epvi.wire.shard_fit import Part, Provenance
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

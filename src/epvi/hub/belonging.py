@@ -12,8 +12,8 @@ from typing import Any
 
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
-from epvi.handover import ShardFit, plain_coding
-from epvi.scores import Scores
+from epvi.wire.answer import Scores
+from epvi.wire.shard_fit import ShardFit, plain_coding
 
 # Of a hash of rows as epvi makes it, the first digits tell the keys apart.
 _HASH_DIGITS, _KEY_DIGITS = 36, 4

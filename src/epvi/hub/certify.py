@@ -19,7 +19,7 @@ from epvi.hub.agreement import agreement
 from epvi.hub.answered import Answered, collect
 from epvi.hub.verdict import NOT, TRUST, judge
 from epvi.hub.weights import weigh
-from epvi.scores import Scores
+from epvi.wire.answer import Scores
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

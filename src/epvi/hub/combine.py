@@ -11,12 +11,12 @@ import jax
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
-from epvi.handover import ShardFit
 from epvi.hub.belonging import check_belonging
 from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import multiply
 from epvi.hub.product.result import Product
 from epvi.parameters.alignment import aligned
+from epvi.wire.shard_fit import ShardFit
 
 # Shard m uses the m-th key; the product's is out of their reach.
 _PRODUCT_KEY = 2**31 + 1

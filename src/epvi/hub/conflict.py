@@ -17,10 +17,10 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed
 from epvi.ground.status import Status
 from epvi.ground.text_table import lined_up
-from epvi.handover import ShardFit
 from epvi.hub.influence import Gaussian, Influence, as_gaussians, distance_between, leave_one_out, product
 from epvi.parameters.alignment import aligned
 from epvi.parameters.space import Space
+from epvi.wire.shard_fit import ShardFit
 
 # How often shards of one model are flagged, at most: Bonferroni over a z per coordinate and a distance for each shard.
 _FALSE_ALARMS = 0.01

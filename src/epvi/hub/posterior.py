@@ -11,22 +11,22 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from epvi import envelope
-from epvi.draws import Asked, Draws
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import ArrayLike
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.status import Status
 from epvi.ground.validation import at_least
-from epvi.handover import ShardFit
 from epvi.hub.belonging import missing_shards, numbered
 from epvi.hub.conflict import Conflict, conflict_between
 from epvi.hub.product import ProductMixture
 from epvi.hub.product.result import Product
 from epvi.hub.summary import Derive, Summary, summarise
-from epvi.packing import mixture_arrays
 from epvi.parameters.space import Space
+from epvi.wire import envelope
+from epvi.wire.codec import mixture_arrays
+from epvi.wire.request import Asked, Draws
+from epvi.wire.shard_fit import ShardFit
 
 if TYPE_CHECKING:
     import pyarrow

@@ -20,7 +20,7 @@ from epvi.hub.asking import base_of
 from epvi.hub.certify import Certificate, certificate_of
 from epvi.hub.product import ProductMixture
 from epvi.hub.verdict import when_refined
-from epvi.scores import Scores
+from epvi.wire.answer import Scores
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

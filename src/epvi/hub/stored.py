@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from epvi.envelope import Envelope, Malformed
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
 from epvi.ground.version import __version__
-from epvi.handover import describe_fit, read_fit
 from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset
 from epvi.hub.product.result import Product
 from epvi.hub.stored_rounds import pack_rounds, read_rounds
-from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
-from epvi.record import Record, as_number, finite_or_none, number_or_nan
+from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
+from epvi.wire.envelope import Envelope, Malformed
+from epvi.wire.record import Record, as_number, finite_or_none, number_or_nan
+from epvi.wire.shard_fit import describe_fit, read_fit
 
 _WAYS: dict[str, type[Product]] = {way.__name__: way for way in (Anchored, Chain, Exact, Subset)}
 _MOST_FITS = 100_000

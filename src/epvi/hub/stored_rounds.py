@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epvi.draws import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
-from epvi.envelope import Envelope, Malformed
 from epvi.gaussian.mixture import Estimate
 from epvi.gaussian.structure import Full
 from epvi.hub.ascent import Moments
 from epvi.hub.certify import Certificate
 from epvi.hub.refine import Step
 from epvi.hub.verdict import CORRECTED, NOT, TRUST
-from epvi.packing import mixture_arrays, read_mixture
-from epvi.record import Record, as_number, printable
-from epvi.scores import Expected, read_array
+from epvi.wire.answer import Expected, read_array
+from epvi.wire.codec import mixture_arrays, read_mixture
+from epvi.wire.envelope import Envelope, Malformed
+from epvi.wire.record import Record, as_number, printable
+from epvi.wire.request import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior

@@ -15,11 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from epvi.draws import Draws
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import verb
-from epvi.handover import Part, Provenance
-from epvi.scores import Derivatives, Expected, Scores, Variation
 from epvi.site.density import Curve, Subposterior, block_size
 from epvi.site.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.fingerprint import hash_rows
@@ -30,6 +27,9 @@ from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import same_coding, same_space
 from epvi.site.rows import Columns, generator
 from epvi.site.shard import ONE_SITE, as_model, parse_shard, provenance
+from epvi.wire.answer import Derivatives, Expected, Scores, Variation
+from epvi.wire.request import Draws
+from epvi.wire.shard_fit import Part, Provenance
 
 _DRAWS_AT_ONCE = 64
 # Derivatives are taken at this many points at a time, as a fit with its usual settings does.

@@ -19,7 +19,6 @@ from numpyro.distributions.distribution import MaskedDistribution
 from epvi.ground.compiled import kept, rename
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
-from epvi.handover import Provenance
 from epvi.parameters.space import Parameter, Space
 from epvi.site.inspection import FEW, MANY, Inspection, inspect_model, take
 from epvi.site.levels import Undeclared
@@ -30,6 +29,7 @@ from epvi.site.replies import Groups, density_replies, function_replies, same_co
 from epvi.site.rows import Columns
 from epvi.site.target import Block, Target
 from epvi.site.tracing import log_prob, trace_program
+from epvi.wire.shard_fit import Provenance
 
 # Names, shapes of a row's entries and dtypes of columns.
 Signature = tuple[tuple[str, tuple[int, ...], str], ...]

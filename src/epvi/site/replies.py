@@ -16,13 +16,13 @@ from numpyro.primitives import Messenger
 
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
-from epvi.handover import Provenance, plain_coding
 from epvi.parameters.space import Space
 from epvi.site.assembly import Table
 from epvi.site.inspection import FEW, MANY, run_abstract, take
 from epvi.site.programs import Programs
 from epvi.site.rows import Columns
 from epvi.site.tracing import Site, failed, filled, given, is_factor, is_latent, one_trace, run
+from epvi.wire.shard_fit import Provenance, plain_coding
 
 # Log likelihoods of rows by draws that are computed at once.
 _BLOCK = 2**20

@@ -20,13 +20,13 @@ from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
-from epvi.handover import Part, ShardFit
 from epvi.site.density import Subposterior
 from epvi.site.inference import LocalFit
 from epvi.site.nvi import NVI
 from epvi.site.recipe import read_rows
 from epvi.site.rows import generator
 from epvi.site.shard import Plan, as_model, as_share, parse_shard, provenance
+from epvi.wire.shard_fit import Part, ShardFit
 
 # The sd of log prior − log Gaussian, in nats: at the Gaussian's draws, and at draws twice as wide.
 _CLOSE, _CLOSE_WIDER = 0.05, 0.2

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from epvi.columnstats import ColumnStats, Stats, pool
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import at_least
 from epvi.site import cells
@@ -20,6 +19,7 @@ from epvi.site.reading import Part
 from epvi.site.recipe import Rows
 from epvi.site.source import few, open_source, unknown_column
 from epvi.site.tally import Tally
+from epvi.wire.column_stats import ColumnStats, Stats, pool
 
 
 def column_stats(rows: Any, names: Sequence[str] | None = None, *, min_rows: int = 10) -> Stats:

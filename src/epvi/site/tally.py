@@ -8,8 +8,8 @@ import math
 
 import numpy as np
 
-from epvi.columnstats import ColumnStats, Stats, pool, split_mean
 from epvi.ground.errors import EpviError
+from epvi.wire.column_stats import ColumnStats, Stats, pool, split_mean
 
 
 @dataclasses.dataclass

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from epvi import envelope
-from epvi.envelope import Envelope, Malformed
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.printable import shown
 from epvi.ground.status import Status
-from epvi.packing import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.parameters.space import Space
-from epvi.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
+from epvi.wire import envelope
+from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
+from epvi.wire.envelope import Envelope, Malformed
+from epvi.wire.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
 
 MOST_SHARDS = 1_000_000
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, SupportsFloat, TypeVar
 
-from epvi.envelope import Malformed
 from epvi.ground.printable import shown
+from epvi.wire.envelope import Malformed
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from epvi import envelope
-from epvi.draws import Asked, describe_asked, read_asked
-from epvi.envelope import Envelope, Malformed
 from epvi.ground.printable import shown
-from epvi.handover import MOST_SHARDS, Provenance, describe_provenance, read_provenance
-from epvi.record import Record, printable
+from epvi.wire import envelope
+from epvi.wire.envelope import Envelope, Malformed
+from epvi.wire.record import Record, printable
+from epvi.wire.request import Asked, describe_asked, read_asked
+from epvi.wire.shard_fit import MOST_SHARDS, Provenance, describe_provenance, read_provenance
 
 # No number is beyond this, as everywhere in epvi.
 _MOST = 1e150

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpyro.distributions import constraints
 
-from epvi.envelope import Malformed
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import is_traced
-from epvi.record import as_number
+from epvi.wire.envelope import Malformed
+from epvi.wire.record import as_number
 
 _PLAIN = [
     "circular",

@@ -14,15 +14,15 @@ import numpy as np
 from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessIssue]
 from scipy.special import logsumexp
 
-from epvi.envelope import Malformed
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.ground.status import Status
 from epvi.parameters.space import Parameter, Space
-from epvi.record import Record, as_texts, printable
-from epvi.supports import describe, support_of
+from epvi.wire.envelope import Malformed
+from epvi.wire.record import Record, as_texts, printable
+from epvi.wire.supports import describe, support_of
 
 # Looking at one costs a few milliseconds of tracing, and tens of them when it is exchangeable.
 _MOST_PARAMETERS, _MOST_EXCHANGEABLE = 1000, 64

@@ -13,16 +13,16 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg import solve_triangular
 
-from epvi import envelope
-from epvi.envelope import Envelope, Malformed
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
-from epvi.handover import MOST_SHARDS, Part, Provenance, describe_provenance, read_provenance
-from epvi.packing import describe_space, mixture_arrays, read_mixture, read_space
 from epvi.parameters.space import Space
-from epvi.record import Record, as_text, printable
+from epvi.wire import envelope
+from epvi.wire.codec import describe_space, mixture_arrays, read_mixture, read_space
+from epvi.wire.envelope import Envelope, Malformed
+from epvi.wire.record import Record, as_text, printable
+from epvi.wire.shard_fit import MOST_SHARDS, Part, Provenance, describe_provenance, read_provenance
 
 MOST_DRAWS, MOST_CENTRES, MOST_BASE = 2**20, 256, 2**16
 
