@@ -22,7 +22,7 @@ from posteriors import Gold, Moments, Rows
 
 from epvi.ground.float64 import promotion_allowed
 from epvi.ground.seeds import as_key
-from epvi.site.split import split_evenly
+from epvi.site.rows.split import split_evenly
 
 # The key that `epvi.fit` deals rows out by.
 _SPLIT_KEY = 2**31

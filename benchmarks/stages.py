@@ -19,12 +19,12 @@ from epvi import pool
 from epvi.models import logistic
 from epvi.run import _as_bytes
 from epvi.site import shard as site_shard
-from epvi.site.assembly import Table
 from epvi.site.density import Subposterior, block_size
 from epvi.site.expansion import Around
-from epvi.site.rows import as_columns
+from epvi.site.rows.columns import as_columns
+from epvi.site.rows.split import split_evenly
+from epvi.site.rows.table import Table
 from epvi.site.shard import Plan, provenance
-from epvi.site.split import split_evenly
 from epvi.store import write_rows
 from epvi.wire.shard_fit import Part
 from epvi.worker import Job, run_shard

@@ -24,11 +24,14 @@ from test_sources import MODEL, QUICK
 import epvi
 from epvi import Rows
 from epvi.cli.writing import check_apart
-from epvi.site import csvfile, formats, reading, storage
-from epvi.site.loading import Asked, open_columns
-from epvi.site.recipe import read_rows
-from epvi.site.source import open_source
-from epvi.site.stats import column_stats
+from epvi.site.rows import chunks as reading
+from epvi.site.rows import csv_file as csvfile
+from epvi.site.rows import formats
+from epvi.site.rows import spill as storage
+from epvi.site.rows.column_stats import column_stats
+from epvi.site.rows.complete_rows import Asked, open_columns
+from epvi.site.rows.locate import open_source
+from epvi.site.rows.rows import read_rows
 
 N = 50
 LEVELS = ["u", "v", "w"]
@@ -390,7 +393,7 @@ def test_a_fit_of_mapped_rows_is_that_of_rows_in_memory(chunked):
 PEAK = """
 import sys
 from epvi import Rows
-from epvi.site import storage
+from epvi.site.rows import spill as storage
 
 def held():
     lines = open("/proc/self/smaps_rollup").read().splitlines()

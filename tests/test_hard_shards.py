@@ -11,7 +11,7 @@ from numpyro.distributions import constraints
 
 import epvi
 from epvi.models import logistic, simulate_logistic
-from epvi.site.split import split_evenly
+from epvi.site.rows.split import split_evenly
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(60, 2))

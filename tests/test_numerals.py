@@ -11,11 +11,12 @@ from sentences import refused
 
 from epvi import Rows
 from epvi.cli import options
-from epvi.site import csvfile, formats
-from epvi.site.levels import as_levels
-from epvi.site.reading import Part
-from epvi.site.recipe import read_rows
-from epvi.site.stats import column_stats
+from epvi.site.rows import csv_file as csvfile
+from epvi.site.rows import formats
+from epvi.site.rows.chunks import Part
+from epvi.site.rows.column_stats import column_stats
+from epvi.site.rows.levels import as_levels
+from epvi.site.rows.rows import read_rows
 
 LARGE = 2**53 + 1
 

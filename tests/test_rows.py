@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentences import refused
 
-from epvi.site.rows import as_columns, constant_columns, raw_columns
-from epvi.site.split import split_by, split_evenly
+from epvi.site.rows.columns import as_columns, constant_columns, raw_columns
+from epvi.site.rows.split import split_by, split_evenly
 
 KEY = jax.random.key(0)
 

@@ -15,7 +15,7 @@ from epvi.cli import main
 from epvi.cli.output import json_line
 from epvi.ground.printable import shown, shown_lines
 from epvi.ground.text_table import lined_up
-from epvi.site.split import split_by
+from epvi.site.rows.split import split_by
 from epvi.study import load_study
 
 # Clears the screen, sets a title, the same with one C1 character, begins a line, goes back in it, turns the direction.

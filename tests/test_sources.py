@@ -15,7 +15,7 @@ from sentences import refused
 
 import epvi
 from epvi import Rows
-from epvi.site.recipe import read_rows
+from epvi.site.rows.rows import read_rows
 
 QUICK = epvi.NVI(num_components=1)
 

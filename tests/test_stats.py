@@ -8,7 +8,7 @@ import pytest
 from sentences import refused
 
 from epvi import Rows
-from epvi.site.stats import column_stats
+from epvi.site.rows.column_stats import column_stats
 from epvi.wire.column_stats import ColumnStats, Stats, pool
 
 

@@ -13,9 +13,9 @@ import epvi
 from epvi import store
 from epvi.ground.errors import EpviError
 from epvi.models import logistic
-from epvi.site import storage
-from epvi.site.rows import let_go
-from epvi.site.split import split_by, split_evenly
+from epvi.site.rows import spill as storage
+from epvi.site.rows.columns import let_go
+from epvi.site.rows.split import split_by, split_evenly
 from epvi.store import write_rows
 
 N = 1003

@@ -43,7 +43,7 @@ def test_switches_for_debugging_change_nothing(switch):
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
-        ("epvi.site.recipe.as_columns", "not enough memory for reading the rows"),
+        ("epvi.site.rows.rows.as_columns", "not enough memory for reading the rows"),
         ("epvi.site.shard.fit_columns", "not enough memory for fitting the shard .*64 GB"),
     ],
 )

@@ -12,11 +12,11 @@ from epvi.ground.seeds import Seed, as_key
 from epvi.ground.validation import at_least
 from epvi.ground.verb import verb
 from epvi.hub.posterior import Posterior
-from epvi.site.assembly import Table
-from epvi.site.levels import Undeclared
 from epvi.site.model import DensityModel, Model
-from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
+from epvi.site.rows.levels import Undeclared
+from epvi.site.rows.rows import read_rows, with_constants
+from epvi.site.rows.table import Table
 from epvi.site.shard import as_model
 
 _OF_THE_FIT = "pass those that the model was fitted with, standardise={column: (centre, scale)}."

@@ -24,14 +24,14 @@ from epvi.hub.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.progress import ShardProgress
 from epvi.rounds import Rounds, Scoring, run_rounds
-from epvi.site.assembly import Table
 from epvi.site.density import block_size
 from epvi.site.inference import Inference
-from epvi.site.levels import OWN
 from epvi.site.model import Model
-from epvi.site.recipe import read_rows
+from epvi.site.rows.levels import OWN
+from epvi.site.rows.rows import read_rows
+from epvi.site.rows.split import Split, split_by, split_evenly
+from epvi.site.rows.table import Table
 from epvi.site.shard import Plan, as_inference, as_model, provenance
-from epvi.site.split import Split, split_by, split_evenly
 from epvi.sites import ShardError, kept_in, sites_of
 from epvi.wire.shard_fit import ShardFit
 from epvi.worker import Job, model_of

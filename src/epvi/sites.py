@@ -22,9 +22,9 @@ from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
 from epvi.process import WorkerDied
 from epvi.progress import ShardProgress
-from epvi.site.rows import Columns
+from epvi.site.rows.columns import Columns
+from epvi.site.rows.split import Split
 from epvi.site.shard import Plan
-from epvi.site.split import Split
 from epvi.store import MappedRows, reported, write_rows
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site.rows import Columns, map_rows
-from epvi.site.split import Split
+from epvi.site.rows.columns import Columns, map_rows
+from epvi.site.rows.split import Split
 
 # Bytes that are gathered and written at a time.
 _PIECE = 2**19

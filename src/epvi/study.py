@@ -22,10 +22,10 @@ from epvi.references import study_model
 from epvi.site.answer import score
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
-from epvi.site.recipe import Rows, check_arguments, read_rows
+from epvi.site.rows.column_stats import column_stats
+from epvi.site.rows.rows import Rows, check_arguments, read_rows
 from epvi.site.shard import as_share, fit_table, parse_shard
 from epvi.site.standin import stand_in
-from epvi.site.stats import column_stats
 from epvi.wire.answer import Scores
 from epvi.wire.column_stats import Stats
 from epvi.wire.request import Draws

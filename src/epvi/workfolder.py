@@ -17,7 +17,7 @@ from epvi.files import load
 from epvi.ground.atomic import is_abandoned, owner
 from epvi.ground.errors import EpviError
 from epvi.site.fingerprint import hash_rows
-from epvi.site.rows import Columns
+from epvi.site.rows.columns import Columns
 from epvi.site.shard import Plan
 from epvi.wire.shard_fit import Part, Provenance, ShardFit, describe_provenance
 

@@ -14,7 +14,7 @@ from epvi.references import READY
 if TYPE_CHECKING:
     from epvi.hub.product.result import Product
     from epvi.site.nvi import NVI
-    from epvi.site.recipe import Rows
+    from epvi.site.rows.rows import Rows
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -144,7 +144,7 @@ def make_source(options: dict[str, Any]) -> str | list[str]:
 
 def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
     """The rows that the options describe."""
-    from epvi.site.recipe import Rows, check_arguments
+    from epvi.site.rows.rows import Rows, check_arguments
 
     source = make_source(options)
     columns: dict[str, Any] = {}
@@ -220,7 +220,7 @@ def _list(said: str) -> list[str]:
 
 
 def _values(said: str) -> list[Any]:
-    from epvi.site.numerals import is_plain
+    from epvi.site.rows.numerals import is_plain
 
     values = _list(said)
     return [float(value) for value in values] if all(map(is_plain, values)) else values

@@ -42,7 +42,7 @@ def stats(context: click.Context, study: str | None, **said: Any) -> None:
             options.refuse_settled(context, study)
             found = load_study(study).stats(options.make_source(said))
         else:
-            from epvi.site.stats import column_stats
+            from epvi.site.rows.column_stats import column_stats
 
             found = column_stats(options.make_rows(said), min_rows=said["min_rows"])
     path = save_stats(said["output"], found)

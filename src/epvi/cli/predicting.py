@@ -14,7 +14,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.site.assembly import Table
+    from epvi.site.rows.table import Table
 
 _ENDINGS = (".csv", ".parquet", ".npz")
 
@@ -49,8 +49,8 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
     from epvi.files import load_only
     from epvi.hub import Posterior
     from epvi.prediction import predict as predict_rows
-    from epvi.site.levels import Undeclared
-    from epvi.site.recipe import read_rows
+    from epvi.site.rows.levels import Undeclared
+    from epvi.site.rows.rows import read_rows
 
     if said["output"] is not None:
         _check_output(said["output"], [*said["rows"], str(posterior), model.partition(":")[0]])

@@ -4,7 +4,7 @@ from epvi.site.answer import score
 from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
-from epvi.site.recipe import Rows
+from epvi.site.rows.rows import Rows
 from epvi.site.shard import fit_shard
 from epvi.site.standin import stand_in
 

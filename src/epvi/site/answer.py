@@ -20,12 +20,12 @@ from epvi.ground.verb import verb
 from epvi.site.density import Curve, Subposterior, block_size
 from epvi.site.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.fingerprint import hash_rows
-from epvi.site.levels import Undeclared
 from epvi.site.memory import Memory
 from epvi.site.programs import Programs
-from epvi.site.recipe import read_rows, with_constants
 from epvi.site.replies import same_coding, same_space
-from epvi.site.rows import Columns, generator
+from epvi.site.rows.columns import Columns, generator
+from epvi.site.rows.levels import Undeclared
+from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.shard import ONE_SITE, as_model, parse_shard, provenance
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws

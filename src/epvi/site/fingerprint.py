@@ -18,7 +18,7 @@ import numpy as np
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.inspection import FEW
 from epvi.site.programs import Programs
-from epvi.site.rows import Columns, let_go
+from epvi.site.rows.columns import Columns, let_go
 
 _POINTS = 3
 _GOLDEN = 0.6180339887498949

@@ -22,7 +22,7 @@ from epvi.site.inference import LocalFit
 from epvi.site.modes import Modes, climb_to, distinct_of, find_modes, follow
 from epvi.site.newton import Precision
 from epvi.site.overlap import Family, overlap
-from epvi.site.rows import Columns
+from epvi.site.rows.columns import Columns
 from epvi.site.sweeps import Components, Sweeps
 
 # f is evaluated at this many draws in one pass.

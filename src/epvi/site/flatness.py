@@ -12,7 +12,7 @@ import numpy as np
 from epvi.parameters.space import Space
 from epvi.site.modes import Modes
 from epvi.site.newton import eigen_of, units_of
-from epvi.site.rows import Columns, constant_columns
+from epvi.site.rows.columns import Columns, constant_columns
 
 _LEAST_LOSS = 0.002
 _DIRECTIONS_TRIED = 16

@@ -8,7 +8,7 @@ import jax
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.status import Status
 from epvi.site.density import Subposterior
-from epvi.site.rows import Columns
+from epvi.site.rows.columns import Columns
 
 
 @dataclasses.dataclass(frozen=True)

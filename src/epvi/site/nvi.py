@@ -23,7 +23,7 @@ from epvi.site.fitting import Fitting
 from epvi.site.inference import Inference, LocalFit
 from epvi.site.newton import Precision
 from epvi.site.overlap import family_of
-from epvi.site.rows import Columns, generator
+from epvi.site.rows.columns import Columns, generator
 from epvi.site.sweeps import Sweeps
 
 # Without a choice, covariances are full up to this dimension and diagonal above.

@@ -14,15 +14,15 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
 from epvi.ground.version import __version__
-from epvi.site.assembly import Table
 from epvi.site.density import Report, Subposterior, block_size
 from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
 from epvi.site.inference import Inference
 from epvi.site.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.programs import Programs
-from epvi.site.recipe import read_rows, with_constants
-from epvi.site.rows import Columns
+from epvi.site.rows.columns import Columns
+from epvi.site.rows.rows import read_rows, with_constants
+from epvi.site.rows.table import Table
 from epvi.wire.shard_fit import Part, Provenance, ShardFit
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.

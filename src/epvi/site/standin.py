@@ -23,8 +23,8 @@ from epvi.ground.verb import verb
 from epvi.site.density import Subposterior
 from epvi.site.inference import LocalFit
 from epvi.site.nvi import NVI
-from epvi.site.recipe import read_rows
-from epvi.site.rows import generator
+from epvi.site.rows.columns import generator
+from epvi.site.rows.rows import read_rows
 from epvi.site.shard import Plan, as_model, as_share, parse_shard, provenance
 from epvi.wire.shard_fit import Part, ShardFit
 

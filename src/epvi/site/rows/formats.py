@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site.cells import Cells
-from epvi.site.csvfile import open_csv
-from epvi.site.reading import UNREADABLE, Part, Reading, batch_rows, of_batches, of_table, read_held, unreadable
+from epvi.site.rows.cells import Cells
+from epvi.site.rows.chunks import UNREADABLE, Part, Reading, batch_rows, of_batches, of_table, read_held, unreadable
+from epvi.site.rows.csv_file import open_csv
 
 FORMATS = ".csv, .csv.gz, .parquet, .npz or .npy"
 

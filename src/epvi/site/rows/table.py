@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site import cells
-from epvi.site.levels import REFUSED, TRUTH_LEVELS, Undeclared, named_levels, numbered, own_levels, said_level
-from epvi.site.loading import Asked, Source, open_columns
-from epvi.site.reading import Part
-from epvi.site.rows import Columns, as_columns
-from epvi.site.storage import Store, stores
-from epvi.site.tally import Tally
+from epvi.site.rows import cells
+from epvi.site.rows.chunks import Part
+from epvi.site.rows.columns import Columns, as_columns
+from epvi.site.rows.complete_rows import Asked, Source, open_columns
+from epvi.site.rows.levels import REFUSED, TRUTH_LEVELS, Undeclared, named_levels, numbered, own_levels, said_level
+from epvi.site.rows.running_stats import Tally
+from epvi.site.rows.spill import Store, stores
 
 Units = Mapping[str, tuple[float, float]]
 

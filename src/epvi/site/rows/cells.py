@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site import numerals
-from epvi.site.levels import level_key
-from epvi.site.rows import plain_array
+from epvi.site.rows import numerals
+from epvi.site.rows.columns import plain_array
+from epvi.site.rows.levels import level_key
 
 if TYPE_CHECKING:
     import pyarrow as pa

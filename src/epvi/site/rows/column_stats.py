@@ -11,14 +11,14 @@ import numpy as np
 
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import at_least
-from epvi.site import cells
-from epvi.site.cells import Cells
-from epvi.site.checks import Check
-from epvi.site.loading import refuse_lengths
-from epvi.site.reading import Part
-from epvi.site.recipe import Rows
-from epvi.site.source import few, open_source, unknown_column
-from epvi.site.tally import Tally
+from epvi.site.rows import cells
+from epvi.site.rows.cells import Cells
+from epvi.site.rows.checks import Check
+from epvi.site.rows.chunks import Part
+from epvi.site.rows.complete_rows import refuse_lengths
+from epvi.site.rows.locate import few, open_source, unknown_column
+from epvi.site.rows.rows import Rows
+from epvi.site.rows.running_stats import Tally
 from epvi.wire.column_stats import ColumnStats, Stats, pool
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site.numerals import EXACT, MISSING, is_plain
+from epvi.site.rows.numerals import EXACT, MISSING, is_plain
 
 Keys: TypeAlias = tuple[str | float, ...]
 

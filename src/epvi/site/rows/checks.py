@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site import cells
-from epvi.site.cells import Cells
-from epvi.site.levels import level_key
-from epvi.site.numerals import MOST_LEVELS, TOO_LARGE, Look
-from epvi.site.reading import Part
-from epvi.site.source import few
+from epvi.site.rows import cells
+from epvi.site.rows.cells import Cells
+from epvi.site.rows.chunks import Part
+from epvi.site.rows.levels import level_key
+from epvi.site.rows.locate import few
+from epvi.site.rows.numerals import MOST_LEVELS, TOO_LARGE, Look
 
 # So many of the levels that were found are said.
 _SHOWN = 6

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from epvi.ground.errors import EpviError
-from epvi.site.cells import Cells
-from epvi.site.numerals import MISSING, first_odd, why_odd
-from epvi.site.reading import UNREADABLE, Part, Reading, of_batches, of_table, read_held, unreadable
+from epvi.site.rows.cells import Cells
+from epvi.site.rows.chunks import UNREADABLE, Part, Reading, of_batches, of_table, read_held, unreadable
+from epvi.site.rows.numerals import MISSING, first_odd, why_odd
 
 _BLOCK = 2**21
 

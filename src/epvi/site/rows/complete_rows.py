@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site import cells
-from epvi.site.cells import Cells
-from epvi.site.checks import Check
-from epvi.site.numerals import Look
-from epvi.site.reading import Part, Reading
-from epvi.site.source import few, unknown_column
+from epvi.site.rows import cells
+from epvi.site.rows.cells import Cells
+from epvi.site.rows.checks import Check
+from epvi.site.rows.chunks import Part, Reading
+from epvi.site.rows.locate import few, unknown_column
+from epvi.site.rows.numerals import Look
 
 
 @dataclasses.dataclass(frozen=True)

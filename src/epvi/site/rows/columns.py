@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site.numerals import TOO_LARGE, first_inexact
+from epvi.site.rows.numerals import TOO_LARGE, first_inexact
 
 Columns = dict[str, np.ndarray]
 

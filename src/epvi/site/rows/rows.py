@@ -11,12 +11,12 @@ from typing import Any
 
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import verb
-from epvi.site.assembly import Argument, Plan, Table, assemble
-from epvi.site.cells import needs_levels
-from epvi.site.levels import REFUSED, Keys, Undeclared, as_levels, numbered, said_level
-from epvi.site.reading import Part, first_twice
-from epvi.site.rows import as_columns, plain_array, raw_columns
-from epvi.site.source import is_path, open_source, unknown_column
+from epvi.site.rows.cells import needs_levels
+from epvi.site.rows.chunks import Part, first_twice
+from epvi.site.rows.columns import as_columns, plain_array, raw_columns
+from epvi.site.rows.levels import REFUSED, Keys, Undeclared, as_levels, numbered, said_level
+from epvi.site.rows.locate import is_path, open_source, unknown_column
+from epvi.site.rows.table import Argument, Plan, Table, assemble
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)

@@ -13,7 +13,7 @@ import numpy as np
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.ground.validation import at_least
-from epvi.site.rows import generator, plain_array
+from epvi.site.rows.columns import generator, plain_array
 
 
 @dataclasses.dataclass(frozen=True)

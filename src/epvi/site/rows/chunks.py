@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.site.cells import CATEGORIES, Cells, as_cells, categories, kind_of, plain_cells, row_shape
+from epvi.site.rows.cells import CATEGORIES, Cells, as_cells, categories, kind_of, plain_cells, row_shape
 
 BATCH_ROWS = 2**16
 _BATCH_BYTES = 2**25

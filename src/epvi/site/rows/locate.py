@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from epvi.ground.errors import EpviError
-from epvi.site.cells import as_cells
-from epvi.site.formats import open_files
-from epvi.site.reading import Part, Reading, first_twice, read_held
-from epvi.site.rows import raw_columns
+from epvi.site.rows.cells import as_cells
+from epvi.site.rows.chunks import Part, Reading, first_twice, read_held
+from epvi.site.rows.columns import raw_columns
+from epvi.site.rows.formats import open_files
 
 
 def is_path(source: Any) -> bool:

@@ -1,0 +1,1 @@
+"""Rows: described, found, read in chunks, checked, coded and dealt to shards."""
