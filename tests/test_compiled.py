@@ -16,7 +16,7 @@ import pytest
 import epvi
 import epvi.models
 from epvi.ground import compiled
-from epvi.site.likeness import likeness
+from epvi.site.model.likeness import likeness
 
 ROWS = {"x": np.linspace(-1, 1, 12).reshape(6, 2), "y": np.asarray([0.0, 1, 1, 0, 1, 0])}
 

@@ -12,7 +12,7 @@ from epvi.ground.seeds import Seed, as_key
 from epvi.ground.validation import at_least
 from epvi.ground.verb import verb
 from epvi.hub.posterior import Posterior
-from epvi.site.model import DensityModel, Model
+from epvi.site.model.model import DensityModel, Model
 from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows, with_constants

@@ -14,7 +14,7 @@ from epvi.ground.errors import EpviError
 from epvi.modelfile import inside, is_at_home, run_file, tell, told_of
 
 if TYPE_CHECKING:
-    from epvi.site.model import Model
+    from epvi.site.model.model import Model
 
 # Known without importing them, so that help and completion answer at once.
 READY = ("logistic", "multinomial", "poisson", "robust_linear", "tlsa")
@@ -55,7 +55,7 @@ def study_model(reference: str, fixed: Mapping[str, Any], folder: Path, *, allow
 
 
 def _model(reference: str, function: Any, exchangeable: tuple, fixed: dict[str, Any]) -> "Model":
-    from epvi.site.model import Model
+    from epvi.site.model.model import Model
 
     if isinstance(function, Model):
         if fixed:

@@ -26,7 +26,7 @@ from epvi.progress import ShardProgress
 from epvi.rounds import Rounds, Scoring, run_rounds
 from epvi.site.density import block_size
 from epvi.site.inference import Inference
-from epvi.site.model import Model
+from epvi.site.model.model import Model
 from epvi.site.rows.levels import OWN
 from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly

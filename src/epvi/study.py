@@ -20,7 +20,7 @@ from epvi.ground.printable import shown
 from epvi.ground.validation import at_least
 from epvi.references import study_model
 from epvi.site.answer import score
-from epvi.site.model import Model
+from epvi.site.model.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.rows.column_stats import column_stats
 from epvi.site.rows.rows import Rows, check_arguments, read_rows

@@ -2,7 +2,7 @@
 
 from epvi.site.answer import score
 from epvi.site.inference import Inference
-from epvi.site.model import Model
+from epvi.site.model.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.rows.rows import Rows
 from epvi.site.shard import fit_shard

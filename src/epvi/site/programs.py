@@ -15,8 +15,8 @@ import numpy as np
 
 from epvi.ground.compiled import Held, number_of
 from epvi.site.links import MOST_ARGUMENTS, Linked, per_point
+from epvi.site.model.target import Target
 from epvi.site.predictors import Predictors, find_predictors
-from epvi.site.target import Target
 from epvi.site.wide import Wide, is_wide
 
 # Second derivatives are taken along this many directions at a time when only the diagonal is wanted.

@@ -17,7 +17,7 @@ from epvi.ground.version import __version__
 from epvi.site.density import Report, Subposterior, block_size
 from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
 from epvi.site.inference import Inference
-from epvi.site.model import Model
+from epvi.site.model.model import Model
 from epvi.site.nvi import NVI
 from epvi.site.programs import Programs
 from epvi.site.rows.columns import Columns

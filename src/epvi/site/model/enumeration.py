@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.scipy.special import logsumexp
 
 from epvi.ground.errors import EpviError
-from epvi.site.tracing import Site, choices
+from epvi.site.model.tracing import Site, choices
 
 # Beyond this, summing out costs more than any shard saves.
 _MOST_COMBINATIONS = 256

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, promotion_allowed, to_numpy
 from epvi.parameters.space import Space
-from epvi.site.tracing import failed
+from epvi.site.model.tracing import failed
 
 Block = Mapping[str, AnyArray]
 

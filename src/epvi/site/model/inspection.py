@@ -17,9 +17,9 @@ from numpyro.distributions import ImproperUniform
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import is_traced, promotion_allowed
 from epvi.parameters.space import Parameter, Space
-from epvi.site.enumeration import combinations, summed_out
-from epvi.site.target import Block
-from epvi.site.tracing import (
+from epvi.site.model.enumeration import combinations, summed_out
+from epvi.site.model.target import Block
+from epvi.site.model.tracing import (
     Site,
     Sites,
     depends,
