@@ -19,8 +19,8 @@ from epvi import pool
 from epvi.models import logistic
 from epvi.run import _as_bytes
 from epvi.site import shard as site_shard
-from epvi.site.density import Subposterior, block_size
-from epvi.site.expansion import Around
+from epvi.site.derivatives.expansion import Around
+from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.rows.columns import as_columns
 from epvi.site.rows.split import split_evenly
 from epvi.site.rows.table import Table

@@ -14,7 +14,7 @@ from sentences import refused
 import epvi
 from epvi.models import logistic, simulate_logistic
 from epvi.site.answer import Asking, answer_columns
-from epvi.site.memory import Memory
+from epvi.site.derivatives.expansion_cache import Memory
 
 QUICK = epvi.NVI(1, num_starts=4, num_draws=64)
 ROWS = simulate_logistic(240, 2, seed=3)[0]

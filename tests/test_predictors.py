@@ -14,9 +14,9 @@ from epvi import Model
 from epvi.ground.float64 import promotion_allowed
 from epvi.models import logistic, multinomial, poisson, robust_linear, tlsa
 from epvi.models.tlsa import grid_places
-from epvi.site.density import Subposterior
-from epvi.site.programs import Programs
-from epvi.site.wide import Wide
+from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.subposterior import Subposterior
+from epvi.site.derivatives.through_wide_predictor import Wide
 
 RNG = np.random.default_rng(3)
 N, V, BLOCK = 45, 4, 16

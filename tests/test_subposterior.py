@@ -11,8 +11,8 @@ import numpyro.distributions as dist
 import pytest
 
 from epvi import EpviError, Model
-from epvi.site.density import Subposterior, block_size
-from epvi.site.programs import Programs
+from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.subposterior import Subposterior, block_size
 
 SHARE, BLOCK, D = Fraction(1, 3), 8, 4
 

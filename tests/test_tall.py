@@ -12,10 +12,10 @@ from scipy.optimize import minimize
 import epvi
 from epvi.models import logistic, poisson, simulate_logistic, simulate_poisson
 from epvi.site import fitting
-from epvi.site.density import Subposterior
-from epvi.site.expansion import TALL, expand, taylors
+from epvi.site.derivatives.expansion import TALL, expand, taylors
+from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.newton import Precision, climb
-from epvi.site.programs import Programs
 
 N, V = 60_000, 3
 

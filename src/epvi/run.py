@@ -24,7 +24,7 @@ from epvi.hub.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.progress import ShardProgress
 from epvi.rounds import Rounds, Scoring, run_rounds
-from epvi.site.density import block_size
+from epvi.site.derivatives.subposterior import block_size
 from epvi.site.inference import Inference
 from epvi.site.model.model import Model
 from epvi.site.rows.levels import OWN

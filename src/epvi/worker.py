@@ -17,7 +17,7 @@ from epvi.ground.compiled import let_go
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
 from epvi.site.answer import Asking, answer_columns
-from epvi.site.memory import Memory
+from epvi.site.derivatives.expansion_cache import Memory
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.shard import Plan, fit_columns

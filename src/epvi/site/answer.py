@@ -17,11 +17,11 @@ from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import verb
-from epvi.site.density import Curve, Subposterior, block_size
-from epvi.site.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
+from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
+from epvi.site.derivatives.expansion_cache import Memory
+from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
 from epvi.site.fingerprint import hash_rows
-from epvi.site.memory import Memory
-from epvi.site.programs import Programs
 from epvi.site.replies import same_coding, same_space
 from epvi.site.rows.columns import Columns, generator
 from epvi.site.rows.levels import Undeclared

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from epvi.ground.float64 import promotion_allowed
+from epvi.site.derivatives.passes import Programs
 from epvi.site.model.inspection import FEW
-from epvi.site.programs import Programs
 from epvi.site.rows.columns import Columns, let_go
 
 _POINTS = 3

@@ -14,9 +14,9 @@ from epvi.gaussian.structure import Full, Spherical, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.parameters.space import Space
-from epvi.site.density import Curve, Subposterior
+from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, taylors
+from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_weights
-from epvi.site.expansion import TALL, Around, Taylor, expand, taylors
 from epvi.site.flatness import flat_direction
 from epvi.site.inference import LocalFit
 from epvi.site.modes import Modes, climb_to, distinct_of, find_modes, follow

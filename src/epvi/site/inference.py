@@ -7,7 +7,7 @@ import jax
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.status import Status
-from epvi.site.density import Subposterior
+from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.rows.columns import Columns
 
 

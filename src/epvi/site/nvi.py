@@ -18,7 +18,7 @@ import numpy as np
 from epvi.gaussian.structure import Diagonal, Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import check_settings
-from epvi.site.density import Subposterior
+from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.fitting import Fitting
 from epvi.site.inference import Inference, LocalFit
 from epvi.site.newton import Precision

@@ -17,9 +17,9 @@ from numpyro.primitives import Messenger
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Space
+from epvi.site.derivatives.passes import Programs
 from epvi.site.model.inspection import FEW, MANY, run_abstract, take
 from epvi.site.model.tracing import Site, failed, filled, given, is_factor, is_latent, one_trace, run
-from epvi.site.programs import Programs
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.table import Table
 from epvi.wire.shard_fit import Provenance, plain_coding

@@ -20,7 +20,7 @@ from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
-from epvi.site.density import Subposterior
+from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.inference import LocalFit
 from epvi.site.nvi import NVI
 from epvi.site.rows.columns import generator

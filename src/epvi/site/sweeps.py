@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from epvi.gaussian.structure import Full, Spherical, Structure
-from epvi.site.density import Curve, Subposterior
+from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.modes import second_order
 from epvi.site.newton import Precision, climb
 from epvi.site.overlap import (

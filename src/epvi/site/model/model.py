@@ -20,11 +20,11 @@ from epvi.ground.compiled import kept, rename
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Parameter, Space
+from epvi.site.derivatives.passes import Programs
 from epvi.site.model.inspection import FEW, MANY, Inspection, inspect_model, take
 from epvi.site.model.likeness import likeness
 from epvi.site.model.target import Block, Target
 from epvi.site.model.tracing import log_prob, trace_program
-from epvi.site.programs import Programs
 from epvi.site.replies import Groups, density_replies, function_replies, same_coding, same_space
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.levels import Undeclared

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from epvi.site.density import Curve, Subposterior
+from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.newton import eigen_of
 
 # Parts that the remainder is computed on, each by itself: what they differ by gives the standard error.

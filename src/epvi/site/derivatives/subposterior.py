@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
-from epvi.site.programs import Pass, Programs, kind_of, rows_dtype
+from epvi.site.derivatives.passes import Pass, Programs, kind_of, rows_dtype
 from epvi.site.rows.columns import Columns, let_go
 
 # Intermediate numbers per block that stay in a core's cache.

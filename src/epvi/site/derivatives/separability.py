@@ -11,7 +11,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
 
-from epvi.site.predictors import Predictors
+from epvi.site.derivatives.linear_predictors import Predictors
 
 # An axis, or one of these.
 _Kind = int | str

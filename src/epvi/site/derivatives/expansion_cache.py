@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from epvi.site.expansion import Taylor
+from epvi.site.derivatives.expansion import Taylor
 
 # How far from a point its expansion is still used, as δᵀ|H|δ of the shard's own curvature: half of one of its sds.
 _NEAR = 0.25

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.compiled import Held, number_of
-from epvi.site.links import MOST_ARGUMENTS, Linked, per_point
+from epvi.site.derivatives.linear_predictors import Predictors, find_predictors
+from epvi.site.derivatives.through_predictors import MOST_ARGUMENTS, Linked, per_point
+from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
 from epvi.site.model.target import Target
-from epvi.site.predictors import Predictors, find_predictors
-from epvi.site.wide import Wide, is_wide
 
 # Second derivatives are taken along this many directions at a time when only the diagonal is wanted.
 _DIRECTIONS = 16

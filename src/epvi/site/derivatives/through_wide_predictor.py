@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.float64 import promotion_allowed
-from epvi.site.links import in_theta
-from epvi.site.predictors import Predictors
-from epvi.site.separate import is_separate
+from epvi.site.derivatives.linear_predictors import Predictors
+from epvi.site.derivatives.separability import is_separate
+from epvi.site.derivatives.through_predictors import in_theta
 
 # Coordinates beside η that the likelihood may use.
 _MOST_BESIDE = 4

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from epvi.site.predictors import Predictors
+from epvi.site.derivatives.linear_predictors import Predictors
 
 # φ is differentiated twice in as many arguments as this; p arguments have p(p + 1)/2 second derivatives.
 MOST_ARGUMENTS = 8
