@@ -6,9 +6,7 @@ from scipy.optimize import approx_fprime
 from scipy.stats import multivariate_normal
 
 import epvi
-from epvi.site.elbo import base_draws, draw_from, with_best_weights
-from epvi.site.newton import Precision, climb
-from epvi.site.overlap import (
+from epvi.site.fit.entropy_bound import (
     best_covariances,
     covariance_gradient,
     family_of,
@@ -16,6 +14,8 @@ from epvi.site.overlap import (
     mean_hessian,
     overlap,
 )
+from epvi.site.fit.monte_carlo import base_draws, draw_from, with_best_weights
+from epvi.site.fit.newton import Precision, climb
 
 K, D = 3, 4
 STRUCTURES = [epvi.Spherical(), epvi.Diagonal(), epvi.Full()]

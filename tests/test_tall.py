@@ -11,11 +11,11 @@ from scipy.optimize import minimize
 
 import epvi
 from epvi.models import logistic, poisson, simulate_logistic, simulate_poisson
-from epvi.site import fitting
 from epvi.site.derivatives.expansion import TALL, expand, taylors
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.newton import Precision, climb
+from epvi.site.fit import nvi_run as fitting
+from epvi.site.fit.newton import Precision, climb
 
 N, V = 60_000, 3
 
@@ -132,7 +132,7 @@ def bisected(along, eigenvalues, radius):
 
 
 def test_damping_keeps_steps_within_their_radius():
-    from epvi.site.newton import _damping
+    from epvi.site.fit.newton import _damping
 
     rng = np.random.default_rng(0)
     along = rng.normal(size=(300, 5)) * 10 ** rng.uniform(-6, 6, size=(300, 1))

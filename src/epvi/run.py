@@ -25,7 +25,7 @@ from epvi.hub.product.result import Product
 from epvi.progress import ShardProgress
 from epvi.rounds import Rounds, Scoring, run_rounds
 from epvi.site.derivatives.subposterior import block_size
-from epvi.site.inference import Inference
+from epvi.site.fit.inference import Inference
 from epvi.site.model.model import Model
 from epvi.site.rows.levels import OWN
 from epvi.site.rows.rows import read_rows

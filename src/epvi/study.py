@@ -20,8 +20,8 @@ from epvi.ground.printable import shown
 from epvi.ground.validation import at_least
 from epvi.references import study_model
 from epvi.site.answer import score
+from epvi.site.fit.nvi import NVI
 from epvi.site.model.model import Model
-from epvi.site.nvi import NVI
 from epvi.site.rows.column_stats import column_stats
 from epvi.site.rows.rows import Rows, check_arguments, read_rows
 from epvi.site.shard import as_share, fit_table, parse_shard

@@ -13,7 +13,7 @@ from epvi.references import READY
 
 if TYPE_CHECKING:
     from epvi.hub.product.result import Product
-    from epvi.site.nvi import NVI
+    from epvi.site.fit.nvi import NVI
     from epvi.site.rows.rows import Rows
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -170,7 +170,7 @@ def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
 
 def make_inference(options: dict[str, Any]) -> "NVI":
     """The inference that the options describe."""
-    from epvi.site.nvi import NVI
+    from epvi.site.fit.nvi import NVI
     from epvi.study import COVARIANCES
 
     return NVI(

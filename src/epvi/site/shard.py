@@ -17,9 +17,9 @@ from epvi.ground.version import __version__
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Report, Subposterior, block_size
 from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
-from epvi.site.inference import Inference
+from epvi.site.fit.inference import Inference
+from epvi.site.fit.nvi import NVI
 from epvi.site.model.model import Model
-from epvi.site.nvi import NVI
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.rows.table import Table

@@ -21,8 +21,8 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.inference import LocalFit
-from epvi.site.nvi import NVI
+from epvi.site.fit.inference import LocalFit
+from epvi.site.fit.nvi import NVI
 from epvi.site.rows.columns import generator
 from epvi.site.rows.rows import read_rows
 from epvi.site.shard import Plan, as_model, as_share, parse_shard, provenance

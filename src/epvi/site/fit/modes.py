@@ -15,7 +15,7 @@ from scipy.optimize import OptimizeResult, minimize
 from epvi.parameters.alignment import order_like
 from epvi.parameters.space import Space
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.newton import Climbed, Precision, climb, eigen_of
+from epvi.site.fit.newton import Climbed, Precision, climb, eigen_of
 
 # Two climbs ended in the same mode when they are nearer than this, in its standard deviations.
 _SAME_MODE = 0.5

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from scipy.special import log_softmax, logsumexp
 
 from epvi.gaussian.mixture import Estimate
-from epvi.site.overlap import Family
+from epvi.site.fit.entropy_bound import Family
 
 _LOG_2PI = float(np.log(2 * np.pi))
 _WEIGHT_STEPS = 500

@@ -19,12 +19,12 @@ from epvi.gaussian.structure import Diagonal, Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import check_settings
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.fitting import Fitting
-from epvi.site.inference import Inference, LocalFit
-from epvi.site.newton import Precision
-from epvi.site.overlap import family_of
+from epvi.site.fit.entropy_bound import family_of
+from epvi.site.fit.inference import Inference, LocalFit
+from epvi.site.fit.newton import Precision
+from epvi.site.fit.nvi_run import Fitting
+from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator
-from epvi.site.sweeps import Sweeps
 
 # Without a choice, covariances are full up to this dimension and diagonal above.
 _FULL_UP_TO = 100

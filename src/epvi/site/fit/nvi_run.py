@@ -16,14 +16,14 @@ from epvi.ground.status import Status
 from epvi.parameters.space import Space
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, taylors
 from epvi.site.derivatives.subposterior import Curve, Subposterior
-from epvi.site.elbo import Drawn, base_draws, draw_from, draws_of, with_best_weights
-from epvi.site.flatness import flat_direction
-from epvi.site.inference import LocalFit
-from epvi.site.modes import Modes, climb_to, distinct_of, find_modes, follow
-from epvi.site.newton import Precision
-from epvi.site.overlap import Family, overlap
+from epvi.site.fit.entropy_bound import Family, overlap
+from epvi.site.fit.flat_directions import flat_direction
+from epvi.site.fit.inference import LocalFit
+from epvi.site.fit.modes import Modes, climb_to, distinct_of, find_modes, follow
+from epvi.site.fit.monte_carlo import Drawn, base_draws, draw_from, draws_of, with_best_weights
+from epvi.site.fit.newton import Precision
+from epvi.site.fit.sweeps import Components, Sweeps
 from epvi.site.rows.columns import Columns
-from epvi.site.sweeps import Components, Sweeps
 
 # f is evaluated at this many draws in one pass.
 _DRAWS_AT_ONCE = 64

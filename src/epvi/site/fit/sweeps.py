@@ -12,9 +12,7 @@ from scipy.optimize import minimize
 
 from epvi.gaussian.structure import Full, Spherical, Structure
 from epvi.site.derivatives.subposterior import Curve, Subposterior
-from epvi.site.modes import second_order
-from epvi.site.newton import Precision, climb
-from epvi.site.overlap import (
+from epvi.site.fit.entropy_bound import (
     Dense,
     Family,
     best_covariances,
@@ -22,6 +20,8 @@ from epvi.site.overlap import (
     mean_hessian,
     overlap,
 )
+from epvi.site.fit.modes import second_order
+from epvi.site.fit.newton import Precision, climb
 
 # Means need not stand still within a sweep: the next one goes on from there.
 _STEPS_PER_SWEEP = 25

@@ -1,0 +1,1 @@
+"""Local inference: a mixture of Gaussians fitted to one subposterior."""
