@@ -18,13 +18,13 @@ import epvi
 from epvi import pool
 from epvi.models import logistic
 from epvi.run import _as_bytes
-from epvi.site import shard as site_shard
 from epvi.site.derivatives.expansion import Around
 from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.rows.columns import as_columns
 from epvi.site.rows.split import split_evenly
 from epvi.site.rows.table import Table
-from epvi.site.shard import Plan, provenance
+from epvi.site.tasks import fit_shard as site_shard
+from epvi.site.tasks.fit_shard import Plan, provenance
 from epvi.store import write_rows
 from epvi.wire.shard_fit import Part
 from epvi.worker import Job, run_shard

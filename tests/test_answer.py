@@ -13,8 +13,8 @@ from sentences import refused
 
 import epvi
 from epvi.models import logistic, simulate_logistic
-from epvi.site.answer import Asking, answer_columns
 from epvi.site.derivatives.expansion_cache import Memory
+from epvi.site.tasks.score import Asking, answer_columns
 
 QUICK = epvi.NVI(1, num_starts=4, num_draws=64)
 ROWS = simulate_logistic(240, 2, seed=3)[0]

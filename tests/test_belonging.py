@@ -11,7 +11,7 @@ import pytest
 from sentences import refused
 
 import epvi
-from epvi.site.fingerprint import _mixed, hash_fixed, hash_rows, model_values
+from epvi.site.tasks.fingerprint import _mixed, hash_fixed, hash_rows, model_values
 from epvi.wire.shard_fit import Provenance
 
 RNG = np.random.default_rng(0)

@@ -16,10 +16,10 @@ from sentences import refused
 
 import epvi
 from epvi import Rows
-from epvi.site.replies import same_coding
 from epvi.site.rows.column_stats import column_stats
 from epvi.site.rows.levels import OWN, Undeclared
 from epvi.site.rows.rows import read_rows
+from epvi.site.tasks.predictive import same_coding
 from epvi.wire.shard_fit import plain_coding
 
 QUICK = epvi.NVI(num_components=1)

@@ -370,7 +370,8 @@ def test_verbs_keep_to_the_bound_when_they_are_done_and_not_before(empty_table, 
     monkeypatch.setattr(compiled, "MOST", 4)
     during = []
     monkeypatch.setattr(
-        "epvi.site.shard.fit_columns", _then(epvi.site.shard.fit_columns, lambda: during.append(compiled.num_held()))
+        "epvi.site.tasks.fit_shard.fit_columns",
+        _then(epvi.site.tasks.fit_shard.fit_columns, lambda: during.append(compiled.num_held())),
     )
     fit = epvi.fit_shard(line, ROWS, "1/1")
     assert fit.status.ok

@@ -286,7 +286,7 @@ def test_predictions_for_rows_that_were_seen_are_drawn_although_the_model_needs_
 
 
 def test_too_many_log_likelihoods_are_refused(posterior, monkeypatch):
-    monkeypatch.setattr(sys.modules["epvi.site.replies"], "_MAX_BYTES", 16 * 100 * 100)
+    monkeypatch.setattr(sys.modules["epvi.site.tasks.predictive"], "_MAX_BYTES", 16 * 100 * 100)
     assert posterior.to_arviz(100, model=MODEL, rows=ROWS)["log_likelihood"].sizes["draw"] == 25
     refused(
         lambda: posterior.to_arviz(200, model=MODEL, rows=ROWS),

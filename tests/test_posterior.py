@@ -95,7 +95,7 @@ def test_the_held_out_likelihood_is_the_log_of_the_mean_over_draws(posterior):
 
 def test_blocks_do_not_change_the_held_out_likelihood(posterior, monkeypatch):
     whole = epvi.log_predictive(LINEAR, posterior, ROWS, num_samples=50)
-    monkeypatch.setattr(sys.modules["epvi.site.replies"], "_BLOCK", 50 * 7)  # 120 rows in blocks of 7
+    monkeypatch.setattr(sys.modules["epvi.site.tasks.predictive"], "_BLOCK", 50 * 7)  # 120 rows in blocks of 7
     assert epvi.log_predictive(LINEAR, posterior, ROWS, num_samples=50) == pytest.approx(whole, rel=1e-12)
 
 

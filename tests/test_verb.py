@@ -44,7 +44,7 @@ def test_switches_for_debugging_change_nothing(switch):
     ("place", "sentence"),
     [
         ("epvi.site.rows.rows.as_columns", "not enough memory for reading the rows"),
-        ("epvi.site.shard.fit_columns", "not enough memory for fitting the shard .*64 GB"),
+        ("epvi.site.tasks.fit_shard.fit_columns", "not enough memory for fitting the shard .*64 GB"),
     ],
 )
 def test_exhausted_memory_is_a_sentence(monkeypatch, place, sentence):

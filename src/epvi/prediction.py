@@ -13,11 +13,11 @@ from epvi.ground.validation import at_least
 from epvi.ground.verb import verb
 from epvi.hub.posterior import Posterior
 from epvi.site.model.model import DensityModel, Model
-from epvi.site.replies import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.rows.table import Table
-from epvi.site.shard import as_model
+from epvi.site.tasks.fit_shard import as_model
+from epvi.site.tasks.predictive import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
 
 _OF_THE_FIT = "pass those that the model was fitted with, standardise={column: (centre, scale)}."
 

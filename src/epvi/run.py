@@ -31,7 +31,7 @@ from epvi.site.rows.levels import OWN
 from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
-from epvi.site.shard import Plan, as_inference, as_model, provenance
+from epvi.site.tasks.fit_shard import Plan, as_inference, as_model, provenance
 from epvi.sites import ShardError, kept_in, sites_of
 from epvi.wire.shard_fit import ShardFit
 from epvi.worker import Job, model_of

@@ -24,7 +24,7 @@ from epvi.process import WorkerDied
 from epvi.progress import ShardProgress
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
-from epvi.site.shard import Plan
+from epvi.site.tasks.fit_shard import Plan
 from epvi.store import MappedRows, reported, write_rows
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws

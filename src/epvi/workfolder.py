@@ -16,9 +16,9 @@ from typing import Any
 from epvi.files import load
 from epvi.ground.atomic import is_abandoned, owner
 from epvi.ground.errors import EpviError
-from epvi.site.fingerprint import hash_rows
 from epvi.site.rows.columns import Columns
-from epvi.site.shard import Plan
+from epvi.site.tasks.fingerprint import hash_rows
+from epvi.site.tasks.fit_shard import Plan
 from epvi.wire.shard_fit import Part, Provenance, ShardFit, describe_provenance
 
 # How near two machines' values of one model are, of rows in float32.

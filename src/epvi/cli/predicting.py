@@ -98,7 +98,7 @@ def _model_and_rows(model: str, said: dict[str, Any], constants: Mapping[str, tu
 def _score(named: Any, posterior: Any, rows: Any, table: "Table", said: dict[str, Any]) -> float | None:
     """The held-out log likelihood, where the rows have all that the model observes."""
     from epvi.prediction import log_predictive
-    from epvi.site.replies import row_sites
+    from epvi.site.tasks.predictive import row_sites
 
     if table.left_out or not row_sites(named.function, named.fixed, table.columns).observed:
         return None

@@ -75,7 +75,7 @@ def _named_after(shard: int, num_shards: int) -> Path:
 
 def _check_default(said: dict[str, Any], number: str) -> None:
     if said["output"] is None:
-        from epvi.site.shard import parse_shard
+        from epvi.site.tasks.fit_shard import parse_shard
 
         check_kind(_named_after(*parse_shard(number)), "scores")
 

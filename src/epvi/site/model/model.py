@@ -25,10 +25,10 @@ from epvi.site.model.inspection import FEW, MANY, Inspection, inspect_model, tak
 from epvi.site.model.likeness import likeness
 from epvi.site.model.target import Block, Target
 from epvi.site.model.tracing import log_prob, trace_program
-from epvi.site.replies import Groups, density_replies, function_replies, same_coding, same_space
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows
+from epvi.site.tasks.predictive import Groups, density_replies, function_replies, same_coding, same_space
 from epvi.wire.shard_fit import Provenance
 
 # Names, shapes of a row's entries and dtypes of columns.

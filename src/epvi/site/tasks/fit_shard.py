@@ -16,13 +16,13 @@ from epvi.ground.verb import verb
 from epvi.ground.version import __version__
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Report, Subposterior, block_size
-from epvi.site.fingerprint import hash_fixed, hash_rows, model_values
 from epvi.site.fit.inference import Inference
 from epvi.site.fit.nvi import NVI
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.rows.table import Table
+from epvi.site.tasks.fingerprint import hash_fixed, hash_rows, model_values
 from epvi.wire.shard_fit import Part, Provenance, ShardFit
 
 # All shards share the key of number 0 for their starts; shard m has number m for itself.

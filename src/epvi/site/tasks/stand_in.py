@@ -25,7 +25,7 @@ from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.nvi import NVI
 from epvi.site.rows.columns import generator
 from epvi.site.rows.rows import read_rows
-from epvi.site.shard import Plan, as_model, as_share, parse_shard, provenance
+from epvi.site.tasks.fit_shard import Plan, as_model, as_share, parse_shard, provenance
 from epvi.wire.shard_fit import Part, ShardFit
 
 # The sd of log prior − log Gaussian, in nats: at the Gaussian's draws, and at draws twice as wide.

@@ -21,12 +21,12 @@ from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_bat
 from epvi.site.derivatives.expansion_cache import Memory
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
-from epvi.site.fingerprint import hash_rows
-from epvi.site.replies import same_coding, same_space
 from epvi.site.rows.columns import Columns, generator
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows, with_constants
-from epvi.site.shard import ONE_SITE, as_model, parse_shard, provenance
+from epvi.site.tasks.fingerprint import hash_rows
+from epvi.site.tasks.fit_shard import ONE_SITE, as_model, parse_shard, provenance
+from epvi.site.tasks.predictive import same_coding, same_space
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, Provenance

@@ -1,0 +1,1 @@
+"""What a site is asked to do: fit a shard, score draws, predict."""
