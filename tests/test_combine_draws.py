@@ -16,8 +16,8 @@ from sentences import refused
 
 import epvi
 from epvi.ground.seeds import as_key
-from epvi.hub.draws.arrival import arrived
-from epvi.hub.draws.meeting import Kernels, Meeting
+from epvi.hub.samples.arrival import arrived
+from epvi.hub.samples.meeting import Kernels, Meeting
 
 M, N, REPEATS = 4, 400, 8
 NOISE = np.array([[2.0, 1.2], [1.2, 1.5]])
@@ -185,7 +185,7 @@ def test_semiparametric_kernels_are_gaussians_times_ratios():
     """Each weighted component is N(θ|θ_t, h²Σ) N(θ|μ, Σ) / N(θ_t|μ, Σ), up to a constant common to all."""
     h, (draws,) = 0.6, drawn(0, 20, SHARDS[:1])
     covariance, mean = np.cov(draws.T), draws.mean(axis=0)
-    from epvi.hub.draws.moments import fit_gaussians
+    from epvi.hub.samples.moments import fit_gaussians
 
     (gaussian,) = fit_gaussians(arrived([draws]), epvi.Full())
     made = epvi.Semiparametric().kernels(draws, gaussian, h)
@@ -476,7 +476,7 @@ def test_chains_that_had_not_converged_show_in_their_halves():
 
 
 def test_weierstrass_gives_up_on_pairs_that_never_meet(monkeypatch):
-    from epvi.hub.draws import weierstrass
+    from epvi.hub.samples import weierstrass
 
     monkeypatch.setattr(weierstrass, "_MAX_PAIRS", 10**5)
     draws = wide(100, 2)

@@ -10,10 +10,10 @@ import xarray
 from sentences import refused
 
 import epvi
-from epvi.hub.draws.arrival import arrived
-from epvi.hub.draws.layout import Layout
-from epvi.hub.draws.shape import _kurtosis_by_chance, _skewness_by_chance, correlated, departure, standardised
-from epvi.hub.draws.weierstrass import _Group
+from epvi.hub.samples.arrival import arrived
+from epvi.hub.samples.layout import Layout
+from epvi.hub.samples.shape import _kurtosis_by_chance, _skewness_by_chance, correlated, departure, standardised
+from epvi.hub.samples.weierstrass import _Group
 
 
 def healthy(seed, shards=4, n=400, d=2):

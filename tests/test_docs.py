@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 import epvi
-from epvi.hub.draws.method import DrawsMethod
+from epvi.hub.samples.method import DrawsMethod
 from epvi.wire import supports
 from epvi.wire.envelope import KINDS
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from epvi.gaussian.structure import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
     from epvi.hub import Certificate, Conflict, Posterior, Summary, certify, combine, refine
-    from epvi.hub.draws import (
+    from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
+    from epvi.hub.samples import (
         CombinedDraws,
         Consensus,
         ExponentialFamily,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
         Weierstrass,
         combine_draws,
     )
-    from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
     from epvi.rounds import Scoring
@@ -39,7 +39,7 @@ _ROOMS = {
     "epvi.files": ["load"],
     "epvi.wire.shard_fit": ["Provenance", "ShardFit"],
     "epvi.hub": ["Certificate", "Conflict", "Posterior", "Summary", "certify", "combine", "refine"],
-    "epvi.hub.draws": [
+    "epvi.hub.samples": [
         "CombinedDraws",
         "Consensus",
         "ExponentialFamily",

@@ -12,11 +12,11 @@ import dataclasses
 import numpy as np
 
 from epvi.gaussian.structure import Full, Structure
-from epvi.hub.draws.kernel import KernelMethod
-from epvi.hub.draws.meeting import Kernels
-from epvi.hub.draws.method import Shards
-from epvi.hub.draws.moments import Gaussian
-from epvi.hub.draws.shape import correlated, neglected
+from epvi.hub.samples.kernel import KernelMethod
+from epvi.hub.samples.meeting import Kernels
+from epvi.hub.samples.method import Shards
+from epvi.hub.samples.moments import Gaussian
+from epvi.hub.samples.shape import correlated, neglected
 
 
 @dataclasses.dataclass(frozen=True)

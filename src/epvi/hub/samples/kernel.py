@@ -16,12 +16,12 @@ import numpy as np
 from epvi.gaussian.structure import Structure
 from epvi.ground.status import Status
 from epvi.ground.validation import check_settings
-from epvi.hub.draws.consensus import evenly_spaced
-from epvi.hub.draws.meeting import Kept, Kernels, Meeting, check_memory
-from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
-from epvi.hub.draws.moments import Gaussian, fit_gaussians
-from epvi.hub.draws.shape import unfollowed
 from epvi.hub.product.mixing import effective_size, split_r_hat
+from epvi.hub.samples.consensus import evenly_spaced
+from epvi.hub.samples.meeting import Kept, Kernels, Meeting, check_memory
+from epvi.hub.samples.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
+from epvi.hub.samples.moments import Gaussian, fit_gaussians
+from epvi.hub.samples.shape import unfollowed
 
 # Fewer kept a chain say too little of how well it mixed.
 _PER_CHAIN = 50

@@ -19,11 +19,11 @@ from jaxtyping import Float, Int
 from epvi.gaussian.structure import Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
-from epvi.hub.draws.consensus import weighted_average
-from epvi.hub.draws.layout import Layout
-from epvi.hub.draws.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
-from epvi.hub.draws.moments import Gaussian, fit_gaussians, inverse
-from epvi.hub.draws.shape import unfollowed
+from epvi.hub.samples.consensus import weighted_average
+from epvi.hub.samples.layout import Layout
+from epvi.hub.samples.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
+from epvi.hub.samples.moments import Gaussian, fit_gaussians, inverse
+from epvi.hub.samples.shape import unfollowed
 
 # Pairs that the bandwidth is found with, and pairs that are tried in vain before giving up.
 _PILOT = 20_000

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
-from epvi.hub.draws.moments import Gaussian, inverse, times
+from epvi.hub.samples.moments import Gaussian, inverse, times
 
 # What the tables of one shard may take, (chains, draws) each.
 _MAX_GIGABYTES = 2.0

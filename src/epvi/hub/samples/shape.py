@@ -17,8 +17,8 @@ from scipy.special import ndtri
 
 from epvi.gaussian.structure import Full, Structure
 from epvi.ground.status import Status
-from epvi.hub.draws.method import Remedies, Shards
-from epvi.hub.draws.moments import ENOUGH
+from epvi.hub.samples.method import Remedies, Shards
+from epvi.hub.samples.moments import ENOUGH
 
 _SHIFT = 0.3
 _SKEWNESS = 0.7

@@ -10,7 +10,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.ground.validation import at_least
 from epvi.ground.version import __version__
-from epvi.hub.draws.layout import Layout
+from epvi.hub.samples.layout import Layout
 
 if TYPE_CHECKING:
     import xarray

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
-from epvi.hub.draws.layout import Layout
+from epvi.hub.samples.layout import Layout
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

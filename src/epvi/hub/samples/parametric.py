@@ -6,9 +6,9 @@ from typing import ClassVar
 import jax
 
 from epvi.gaussian.structure import Full, Structure
-from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, check_covariance, generator
-from epvi.hub.draws.moments import fit_gaussians, inflation, product
-from epvi.hub.draws.shape import gaussian_status
+from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, check_covariance, generator
+from epvi.hub.samples.moments import fit_gaussians, inflation, product
+from epvi.hub.samples.shape import gaussian_status
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,10 +12,10 @@ import dataclasses
 import numpy as np
 
 from epvi.gaussian.structure import Diagonal, Full, Structure
-from epvi.hub.draws.kernel import KernelMethod
-from epvi.hub.draws.meeting import Kernels
-from epvi.hub.draws.method import Shards
-from epvi.hub.draws.moments import Gaussian, fit_best, inverse
+from epvi.hub.samples.kernel import KernelMethod
+from epvi.hub.samples.meeting import Kernels
+from epvi.hub.samples.method import Shards
+from epvi.hub.samples.moments import Gaussian, fit_best, inverse
 
 # Sds that are wider than this are not those of the posterior.
 _WIDENING = 0.1

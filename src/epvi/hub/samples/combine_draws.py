@@ -12,11 +12,11 @@ from epvi.ground.seeds import Seed, as_key
 from epvi.ground.status import Status
 from epvi.ground.validation import at_least
 from epvi.ground.verb import verb
-from epvi.hub.draws.arrival import arrived
-from epvi.hub.draws.halves import split_error
-from epvi.hub.draws.method import Combination, DrawsMethod, Shards
-from epvi.hub.draws.moments import Gaussian, fit_best, inverse, product
-from epvi.hub.draws.result import CombinedDraws
+from epvi.hub.samples.arrival import arrived
+from epvi.hub.samples.halves import split_error
+from epvi.hub.samples.method import Combination, DrawsMethod, Shards
+from epvi.hub.samples.moments import Gaussian, fit_best, inverse, product
+from epvi.hub.samples.result import CombinedDraws
 
 _METHODS = (
     "Consensus(), Parametric(), Nonparametric(), Semiparametric(), Weierstrass() or ExponentialFamily(mean, covariance)"

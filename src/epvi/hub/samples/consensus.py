@@ -17,9 +17,9 @@ from jaxtyping import Float
 from epvi.gaussian.structure import Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
-from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
-from epvi.hub.draws.moments import Gaussian, fit_gaussians, inflation, inverse, times
-from epvi.hub.draws.shape import chance_correlation, effective, gaussian_status, memory, standardised
+from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
+from epvi.hub.samples.moments import Gaussian, fit_gaussians, inflation, inverse, times
+from epvi.hub.samples.shape import chance_correlation, effective, gaussian_status, memory, standardised
 
 # Draws of two shards that were made with one seed move together; independent ones are far from this.
 _TOGETHER = 0.5

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.hub.draws.layout import COLUMNS, Layout
-from epvi.hub.draws.method import Shards
+from epvi.hub.samples.layout import COLUMNS, Layout
+from epvi.hub.samples.method import Shards
 
 # Fewer draws than this say nothing of a shard's spread.
 _LEAST_DRAWS = 10

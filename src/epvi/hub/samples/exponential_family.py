@@ -16,10 +16,10 @@ import numpy as np
 from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
-from epvi.hub.draws.layout import Layout, numbers
-from epvi.hub.draws.method import Combination, DrawsMethod, Remedies, Shards, generator
-from epvi.hub.draws.moments import Gaussian, fit_gaussians, inflation
-from epvi.hub.draws.shape import gaussian_status
+from epvi.hub.samples.layout import Layout, numbers
+from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, generator
+from epvi.hub.samples.moments import Gaussian, fit_gaussians, inflation
+from epvi.hub.samples.shape import gaussian_status
 
 # Standard errors by which the least certain direction of the quotient has to be above zero.
 _STANDARD_ERRORS = 5

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
-from epvi.hub.draws.method import DrawsMethod, Remedies, Shards
+from epvi.hub.samples.method import DrawsMethod, Remedies, Shards
 
 # Means off by more of an sd, and sds off by a larger share, are not those of the posterior.
 _MEANS = 0.3

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structure import Diagonal, Full, Structure
 from epvi.ground.errors import EpviError
-from epvi.hub.draws.method import DrawsMethod, Remedies, Shards
+from epvi.hub.samples.method import DrawsMethod, Remedies, Shards
 
 Packed = Float[np.ndarray, "..."]
 # Correlations whose least eigenvalue is below this have no inverse to speak of.
