@@ -17,12 +17,12 @@ from scipy.stats import binom, multivariate_normal
 import epvi
 from epvi import Diagonal, Full, GaussianMixture, Spherical
 from epvi.gaussian.quasi_random import base_draws
-from epvi.hub.agreement import agreement
-from epvi.hub.answered import collect
 from epvi.hub.ascent import Moments, stepped
-from epvi.hub.asking import propose
 from epvi.hub.refine import settle
-from epvi.hub.weights import weigh
+from epvi.hub.trust.collect import collect
+from epvi.hub.trust.importance import weigh
+from epvi.hub.trust.propose import propose
+from epvi.hub.trust.score_test import agreement
 from epvi.rounds import Rounds, run_rounds
 from epvi.wire.answer import Expected
 from epvi.wire.request import mapped

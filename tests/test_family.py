@@ -6,7 +6,7 @@ from scipy.stats import multivariate_normal
 
 from epvi import Diagonal, Full, GaussianMixture
 from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
-from epvi.hub.family import joined, one_per_mode, stray_modes
+from epvi.hub.trust.modes import joined, one_per_mode, stray_modes
 
 
 def clouds(d, centres, weights, each=20, spread=0.3):

@@ -19,9 +19,9 @@ from epvi import EpviError
 from epvi.files import load_only
 from epvi.gaussian.mixture import Estimate
 from epvi.hub.ascent import Moments
-from epvi.hub.certify import Certificate
 from epvi.hub.refine import Step
 from epvi.hub.stored import pack_posterior
+from epvi.hub.trust.certify import Certificate
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
 from epvi.wire.envelope import Envelope, seal
 from epvi.wire.request import Asked, pack_draws
@@ -361,7 +361,7 @@ def test_the_handover_page_names_every_entry_and_every_array(contents):
 
 
 def test_an_answer_of_other_derivatives_is_refused_at_the_centre():
-    from epvi.hub.asking import digest_of, draws_of
+    from epvi.hub.trust.propose import digest_of, draws_of
 
     fits = [dataclasses.replace(some_fit(k=1, shard=1), num_shards=1, prior=Fraction(1))]
     posterior = epvi.combine(fits)

@@ -15,8 +15,8 @@ from scope_cases import Exact
 from sentences import refused
 
 import epvi
-from epvi.hub import verdict
-from epvi.hub.verdict import CORRECTED, NOT, TRUST
+from epvi.hub.trust import verdict
+from epvi.hub.trust.verdict import CORRECTED, NOT, TRUST
 
 # Corrected summaries come from about 2,000 draws: a mean is known to 0.02 sds, an sd to two per cent.
 MEAN, SD = 0.06, 0.06

@@ -14,7 +14,7 @@ from sentences import refused
 import epvi
 from epvi import worker
 from epvi.gaussian.mixture import Estimate
-from epvi.hub.verdict import NOT, TRUST
+from epvi.hub.trust.verdict import NOT, TRUST
 from epvi.rounds import _better
 from epvi.sites import Sites
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from epvi.gaussian.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.gaussian.structure import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
-    from epvi.hub import Certificate, Conflict, Posterior, Summary, certify, combine, refine
+    from epvi.hub import Certificate, Conflict, Posterior, Summary, combine, refine
     from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
     from epvi.hub.samples import (
         CombinedDraws,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Weierstrass,
         combine_draws,
     )
+    from epvi.hub.trust import certify
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
     from epvi.rounds import Scoring

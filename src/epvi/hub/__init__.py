@@ -1,10 +1,10 @@
 """Where the fits meet: this wing never sees a row, and never imports the site."""
 
-from epvi.hub.certify import Certificate, certify
 from epvi.hub.combine import combine
 from epvi.hub.conflict import Conflict
 from epvi.hub.posterior import Posterior
 from epvi.hub.refine import refine
 from epvi.hub.summary import Summary
+from epvi.hub.trust.certify import Certificate, certify
 
 __all__ = ["Certificate", "Conflict", "Posterior", "Summary", "certify", "combine", "refine"]

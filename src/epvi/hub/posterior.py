@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import pyarrow
     import xarray
 
-    from epvi.hub.certify import Certificate
     from epvi.hub.refine import Step
+    from epvi.hub.trust.certify import Certificate
 
 # Quantiles, and moments of constrained parameters, come from this many draws.
 _SUMMARY_DRAWS = 10_000
@@ -119,7 +119,7 @@ class Posterior:
 
     def ask(self, num_draws: int = NUM_DRAWS, *, moments: bool = True, seed: Seed = 0) -> Draws:
         """Draws for the sites to score (`epvi.score`); with `moments` their answers serve a refinement as well."""
-        from epvi.hub.asking import digest_of, draws_of, usual_base
+        from epvi.hub.trust.propose import digest_of, draws_of, usual_base
 
         at_least("num_draws", num_draws, 64)
         key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))

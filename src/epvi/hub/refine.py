@@ -14,12 +14,12 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.ground.verb import verb
-from epvi.hub.answered import Answered, collect
 from epvi.hub.ascent import Moments, divergence, only, paired_difference, stepped
-from epvi.hub.asking import base_of
-from epvi.hub.certify import Certificate, certificate_of
 from epvi.hub.product import ProductMixture
-from epvi.hub.verdict import when_refined
+from epvi.hub.trust.certify import Certificate, certificate_of
+from epvi.hub.trust.collect import Answered, collect
+from epvi.hub.trust.propose import base_of
+from epvi.hub.trust.verdict import when_refined
 from epvi.wire.answer import Scores
 
 if TYPE_CHECKING:

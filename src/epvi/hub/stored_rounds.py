@@ -13,9 +13,9 @@ import numpy as np
 from epvi.gaussian.mixture import Estimate
 from epvi.gaussian.structure import Full
 from epvi.hub.ascent import Moments
-from epvi.hub.certify import Certificate
 from epvi.hub.refine import Step
-from epvi.hub.verdict import CORRECTED, NOT, TRUST
+from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.verdict import CORRECTED, NOT, TRUST
 from epvi.wire.answer import Expected, read_array
 from epvi.wire.codec import mixture_arrays, read_mixture
 from epvi.wire.envelope import Envelope, Malformed

@@ -15,10 +15,10 @@ from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.ground.verb import verb
-from epvi.hub.agreement import agreement
-from epvi.hub.answered import Answered, collect
-from epvi.hub.verdict import NOT, TRUST, judge
-from epvi.hub.weights import weigh
+from epvi.hub.trust.collect import Answered, collect
+from epvi.hub.trust.importance import weigh
+from epvi.hub.trust.score_test import agreement
+from epvi.hub.trust.verdict import NOT, TRUST, judge
 from epvi.wire.answer import Scores
 
 if TYPE_CHECKING:

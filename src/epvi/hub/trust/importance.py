@@ -12,7 +12,7 @@ from jaxtyping import Float
 from scipy.special import logsumexp, softmax
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
-from epvi.hub.asking import Proposal
+from epvi.hub.trust.propose import Proposal
 
 # Weights below exp of this of the largest are none.
 _NOTHING = -600.0

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
-from epvi.hub.family import joined, one_per_mode, stray_modes
+from epvi.hub.trust.modes import joined, one_per_mode, stray_modes
 from epvi.parameters.alignment import aligned
 from epvi.wire.request import Asked, Draws
 from epvi.wire.shard_fit import Part, Provenance

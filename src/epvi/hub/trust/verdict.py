@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from epvi.hub.agreement import Agreement
-from epvi.hub.answered import Answered
 from epvi.hub.belonging import missing_shards, numbered
-from epvi.hub.weights import Weights
+from epvi.hub.trust.collect import Answered
+from epvi.hub.trust.importance import Weights
+from epvi.hub.trust.score_test import Agreement
 
 if TYPE_CHECKING:
     from epvi.hub.posterior import Posterior
