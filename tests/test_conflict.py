@@ -15,7 +15,7 @@ from sentences import refused
 import epvi
 from epvi import Diagonal, Full, GaussianMixture, Parameter, ShardFit, Space
 from epvi.ground.status import Status
-from epvi.hub.conflict import conflict_between
+from epvi.hub.agreement.conflict import conflict_between
 from epvi.models import logistic, simulate_logistic
 
 

@@ -1,7 +1,7 @@
 """Where the fits meet: this wing never sees a row, and never imports the site."""
 
+from epvi.hub.agreement.conflict import Conflict
 from epvi.hub.combine import combine
-from epvi.hub.conflict import Conflict
 from epvi.hub.posterior import Posterior
 from epvi.hub.refine import refine
 from epvi.hub.summary import Summary

@@ -11,7 +11,7 @@ import jax
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
-from epvi.hub.belonging import check_belonging
+from epvi.hub.agreement.compatibility import check_belonging
 from epvi.hub.posterior import Choices, Posterior
 from epvi.hub.product import multiply
 from epvi.hub.product.result import Product

@@ -17,8 +17,8 @@ from epvi.ground.float64 import ArrayLike
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.status import Status
 from epvi.ground.validation import at_least
-from epvi.hub.belonging import missing_shards, numbered
-from epvi.hub.conflict import Conflict, conflict_between
+from epvi.hub.agreement.compatibility import missing_shards, numbered
+from epvi.hub.agreement.conflict import Conflict, conflict_between
 from epvi.hub.product import ProductMixture
 from epvi.hub.product.result import Product
 from epvi.hub.summary import Derive, Summary, summarise

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from epvi.gaussian.quasi_random import log_density
 from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
-from epvi.hub.belonging import check_same_model, numbered
+from epvi.hub.agreement.compatibility import check_same_model, numbered
 from epvi.hub.trust.propose import Proposal, base_of, digest_of, propose
 from epvi.wire.answer import Derivatives, Expected, Scores
 from epvi.wire.request import mapped

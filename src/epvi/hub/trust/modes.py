@@ -12,7 +12,7 @@ from scipy.special import chdtri
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structure import Diagonal, Full
-from epvi.hub.influence import Gaussian, distance_between, product
+from epvi.hub.agreement.leave_one_out import Gaussian, distance_between, product
 
 # Whole matrices of second derivatives are asked for up to this many parameters, as fits have them.
 FULL_UP_TO = 100

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from epvi.hub.belonging import missing_shards, numbered
+from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.trust.collect import Answered
 from epvi.hub.trust.importance import Weights
 from epvi.hub.trust.score_test import Agreement

@@ -17,7 +17,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed
 from epvi.ground.status import Status
 from epvi.ground.text_table import lined_up
-from epvi.hub.influence import Gaussian, Influence, as_gaussians, distance_between, leave_one_out, product
+from epvi.hub.agreement.leave_one_out import Gaussian, Influence, as_gaussians, distance_between, leave_one_out, product
 from epvi.parameters.alignment import aligned
 from epvi.parameters.space import Space
 from epvi.wire.shard_fit import ShardFit

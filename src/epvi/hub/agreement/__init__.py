@@ -1,0 +1,1 @@
+"""Whether fits belong together, and whether the shards agree."""
