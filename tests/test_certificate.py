@@ -17,8 +17,8 @@ from scipy.stats import binom, multivariate_normal
 import epvi
 from epvi import Diagonal, Full, GaussianMixture, Spherical
 from epvi.gaussian.quasi_random import base_draws
-from epvi.hub.ascent import Moments, stepped
-from epvi.hub.refine import settle
+from epvi.hub.refine.natural_gradient import Moments, stepped
+from epvi.hub.refine.refine import settle
 from epvi.hub.trust.collect import collect
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.propose import propose

@@ -10,7 +10,7 @@ from commands import call, call_json
 
 import epvi
 from epvi import references
-from epvi.hub.refine import settle
+from epvi.hub.refine.refine import settle
 from epvi.wire.answer import pack_scores
 from epvi.wire.envelope import seal
 

@@ -13,7 +13,7 @@ from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
     from epvi.hub import Posterior
-    from epvi.hub.refine import Step
+    from epvi.hub.refine.refine import Step
     from epvi.wire.answer import Scores
     from epvi.wire.request import Draws
 
@@ -149,8 +149,8 @@ def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **
         options.refuse_given(context, "draws", why="--last takes no step that would be asked about")
     from epvi.files import load_only
     from epvi.hub import Posterior
-    from epvi.hub.refine import refine as refine_once
-    from epvi.hub.refine import settle
+    from epvi.hub.refine.refine import refine as refine_once
+    from epvi.hub.refine.refine import settle
 
     before = load_only(posterior, Posterior)
     answers = _loaded(scores)

@@ -14,7 +14,7 @@ from epvi.ground.printable import shown, shown_lines
 
 if TYPE_CHECKING:
     from epvi.hub import Posterior, Summary
-    from epvi.hub.refine import Step
+    from epvi.hub.refine.refine import Step
     from epvi.wire.shard_fit import ShardFit
 
 

@@ -3,7 +3,7 @@
 from epvi.hub.agreement.conflict import Conflict
 from epvi.hub.combine import combine
 from epvi.hub.posterior import Posterior
-from epvi.hub.refine import refine
+from epvi.hub.refine.refine import refine
 from epvi.hub.summary import Summary
 from epvi.hub.trust.certify import Certificate, certify
 

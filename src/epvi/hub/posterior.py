@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow
     import xarray
 
-    from epvi.hub.refine import Step
+    from epvi.hub.refine.refine import Step
     from epvi.hub.trust.certify import Certificate
 
 # Quantiles, and moments of constrained parameters, come from this many draws.

@@ -12,8 +12,8 @@ import numpy as np
 
 from epvi.gaussian.mixture import Estimate
 from epvi.gaussian.structure import Full
-from epvi.hub.ascent import Moments
-from epvi.hub.refine import Step
+from epvi.hub.refine.natural_gradient import Moments
+from epvi.hub.refine.refine import Step
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.verdict import CORRECTED, NOT, TRUST
 from epvi.wire.answer import Expected, read_array

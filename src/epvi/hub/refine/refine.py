@@ -14,8 +14,8 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.ground.verb import verb
-from epvi.hub.ascent import Moments, divergence, only, paired_difference, stepped
 from epvi.hub.product import ProductMixture
+from epvi.hub.refine.natural_gradient import Moments, divergence, only, paired_difference, stepped
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.propose import base_of

@@ -1,0 +1,1 @@
+"""Refinement rounds: natural-gradient steps on the ELBO of all rows."""
