@@ -16,7 +16,7 @@ from scipy.stats import norm
 from sentences import refused
 
 import epvi
-from epvi.hub.combine import multiplied
+from epvi.hub.posterior.combine import multiplied
 from epvi.models import logistic, simulate_logistic
 from epvi.rounds import Rounds, run_rounds
 

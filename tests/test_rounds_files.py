@@ -18,9 +18,9 @@ import epvi
 from epvi import EpviError
 from epvi.files import load_only
 from epvi.gaussian.mixture import Estimate
+from epvi.hub.posterior.file import pack_posterior
 from epvi.hub.refine.natural_gradient import Moments
 from epvi.hub.refine.refine import Step
-from epvi.hub.stored import pack_posterior
 from epvi.hub.trust.certify import Certificate
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
 from epvi.wire.envelope import Envelope, seal

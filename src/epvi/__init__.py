@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from epvi.gaussian.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.gaussian.structure import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
-    from epvi.hub import Certificate, Conflict, Posterior, Summary, combine
+    from epvi.hub import Certificate, Conflict, Posterior, Summary
+    from epvi.hub.posterior import combine
     from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
     from epvi.hub.refine import refine
     from epvi.hub.samples import (

@@ -11,7 +11,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.validation import at_least
 from epvi.ground.verb import verb
-from epvi.hub.posterior import Posterior
+from epvi.hub.posterior.posterior import Posterior
 from epvi.site.model.model import DensityModel, Model
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows, with_constants

@@ -12,7 +12,7 @@ import numpy as np
 
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import at_least, check_settings
-from epvi.hub.posterior import NUM_DRAWS, Posterior
+from epvi.hub.posterior.posterior import NUM_DRAWS, Posterior
 from epvi.hub.refine.refine import WORTH, advance, confirmed, finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect

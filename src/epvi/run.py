@@ -19,8 +19,8 @@ from epvi import pool
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
-from epvi.hub.combine import multiplied
-from epvi.hub.posterior import Posterior
+from epvi.hub.posterior.combine import multiplied
+from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.progress import ShardProgress
 from epvi.rounds import Rounds, Scoring, run_rounds

@@ -62,7 +62,7 @@ def _in_detail(report: "Conflict") -> list[str]:
 
 def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":
     from epvi.hub import Posterior
-    from epvi.hub import combine as combine_fits
+    from epvi.hub.posterior import combine as combine_fits
     from epvi.wire.shard_fit import ShardFit
 
     found = _fits_and_posteriors(files)

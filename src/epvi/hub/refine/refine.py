@@ -23,7 +23,7 @@ from epvi.hub.trust.verdict import when_refined
 from epvi.wire.answer import Scores
 
 if TYPE_CHECKING:
-    from epvi.hub.posterior import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
 # A step that moves the posterior by less than this, in nats, is not worth a round: 0.03 sds of one parameter.
 WORTH = 5e-4

@@ -46,7 +46,7 @@ class CombinedDraws:
             import xarray
         except ImportError:
             raise EpviError("to_arviz needs ArviZ: install it with pip install 'epvi[arviz]'.") from None
-        from epvi.hub.export import renamed
+        from epvi.hub.posterior.export import renamed
 
         per_chain = len(self.theta) // at_least("num_chains", num_chains, 1)
         if per_chain < num_chains:

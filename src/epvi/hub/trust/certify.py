@@ -22,7 +22,7 @@ from epvi.hub.trust.verdict import NOT, TRUST, judge
 from epvi.wire.answer import Scores
 
 if TYPE_CHECKING:
-    from epvi.hub.posterior import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def certify(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing:
     `posterior.with_certificate(certificate)` has its summary and its draws corrected by it. A posterior without the
     rows of some shards is not trusted unless `accept_missing` says that it is to stand for the others only.
     """
-    from epvi.hub.posterior import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
     if not isinstance(posterior, Posterior):
         raise EpviError(f"posterior is a {type(posterior).__name__}: pass what epvi.fit or epvi.combine gives.")

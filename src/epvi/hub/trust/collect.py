@@ -21,7 +21,7 @@ from epvi.wire.answer import Derivatives, Expected, Scores
 from epvi.wire.request import mapped
 
 if TYPE_CHECKING:
-    from epvi.hub.posterior import Posterior
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 
 # How near a draw that was made again is to the one that was sent.

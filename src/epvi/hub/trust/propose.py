@@ -21,7 +21,7 @@ from epvi.wire.request import Asked, Draws
 from epvi.wire.shard_fit import Part, Provenance
 
 if TYPE_CHECKING:
-    from epvi.hub.posterior import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
 # Sixteenths of the draws that are inflated, and that are stray.
 _INFLATED, _STRAY = 2, 1

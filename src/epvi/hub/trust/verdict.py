@@ -15,7 +15,7 @@ from epvi.hub.trust.importance import Weights
 from epvi.hub.trust.score_test import Agreement
 
 if TYPE_CHECKING:
-    from epvi.hub.posterior import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
 TRUST, CORRECTED, NOT = "trust", "trust with corrected weights", "do not trust"
 

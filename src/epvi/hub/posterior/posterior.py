@@ -19,9 +19,9 @@ from epvi.ground.status import Status
 from epvi.ground.validation import at_least
 from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.agreement.conflict import Conflict, conflict_between
+from epvi.hub.posterior.summary import Derive, Summary, summarise
 from epvi.hub.product import ProductMixture
 from epvi.hub.product.result import Product
-from epvi.hub.summary import Derive, Summary, summarise
 from epvi.parameters.space import Space
 from epvi.wire import envelope
 from epvi.wire.codec import mixture_arrays
@@ -135,7 +135,7 @@ class Posterior:
         It is multiplied anew: a certificate and refinements were of the posterior without them.
         """
         # The door opens both ways: combining makes posteriors.
-        from epvi.hub.combine import combine
+        from epvi.hub.posterior.combine import combine
 
         for fit in fits:
             if not isinstance(fit, ShardFit):
@@ -150,7 +150,7 @@ class Posterior:
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, with the shards' fits, whole or not at all."""
-        from epvi.hub.stored import pack_posterior, unpack_posterior
+        from epvi.hub.posterior.file import pack_posterior, unpack_posterior
 
         return envelope.save(path, pack_posterior(self), unpack_posterior)
 
@@ -206,7 +206,7 @@ class Posterior:
         `.to_pandas()` makes it a pandas frame, `polars.from_arrow(table)` a Polars one. The schema's metadata holds
         under `epvi` where the draws came from, as JSON.
         """
-        from epvi.hub.export import draws_frame
+        from epvi.hub.posterior.export import draws_frame
 
         return draws_frame(self, num_samples, seed)
 
@@ -220,6 +220,6 @@ class Posterior:
         they come as `num_chains` chains because ArviZ's R-hat and ESS compare chains, and are good by construction:
         whether the posterior is, `status` and `certificate` tell. A `/` in a name becomes a dot.
         """
-        from epvi.hub.export import to_arviz
+        from epvi.hub.posterior.export import to_arviz
 
         return to_arviz(self, num_samples, num_chains, model, rows, seed)

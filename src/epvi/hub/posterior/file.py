@@ -11,10 +11,10 @@ import numpy as np
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
 from epvi.ground.version import __version__
-from epvi.hub.posterior import Choices, Posterior
+from epvi.hub.posterior.file_rounds import pack_rounds, read_rounds
+from epvi.hub.posterior.posterior import Choices, Posterior
 from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset
 from epvi.hub.product.result import Product
-from epvi.hub.stored_rounds import pack_rounds, read_rounds
 from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, finite_or_none, number_or_nan

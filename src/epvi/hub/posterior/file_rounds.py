@@ -23,7 +23,7 @@ from epvi.wire.record import Record, as_number, printable
 from epvi.wire.request import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
 
 if TYPE_CHECKING:
-    from epvi.hub.posterior import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
 _PLAIN = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 _DRAWS = ("theta", "weights", "own")

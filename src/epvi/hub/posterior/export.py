@@ -13,7 +13,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.validation import at_least
 from epvi.ground.version import __version__
-from epvi.hub.posterior import Posterior
+from epvi.hub.posterior.posterior import Posterior
 
 if TYPE_CHECKING:
     import pyarrow

@@ -19,7 +19,7 @@ from epvi.ground.seeds import Seed, as_key
 from epvi.ground.text_table import lined_up
 
 if TYPE_CHECKING:
-    from epvi.hub.posterior import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
 # Draws by name, (n, ...) each, to other numbers of every draw.
 Derive = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]

@@ -12,7 +12,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
 from epvi.hub.agreement.compatibility import check_belonging
-from epvi.hub.posterior import Choices, Posterior
+from epvi.hub.posterior.posterior import Choices, Posterior
 from epvi.hub.product import multiply
 from epvi.hub.product.result import Product
 from epvi.parameters.alignment import aligned

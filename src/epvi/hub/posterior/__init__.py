@@ -1,0 +1,1 @@
+"""The posterior of all rows: combining, summaries, exports and its file."""
