@@ -15,7 +15,7 @@ import numpy as np
 from susy import Rows
 
 import epvi
-from epvi import pool
+from epvi.engines import local as pool
 from epvi.models import logistic
 from epvi.run import _as_bytes
 from epvi.site.derivatives.expansion import Around

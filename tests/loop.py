@@ -55,7 +55,7 @@ def kind_of(command: str) -> str | None:
     """Which kind of process a command line is of; None when it is no Python."""
     if "python" not in command and "pytest" not in command:
         return None
-    if "epvi.serving" in command:
+    if "epvi.engines.serving" in command:
         return "workers"
     # pytest itself, and the processes that pytest-xdist starts.
     is_test = "pytest" in command or "exec(eval(sys.stdin.readline()))" in command

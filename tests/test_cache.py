@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from epvi import cache
+from epvi.engines import compile_cache as cache
 
 
 def test_the_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
@@ -54,7 +54,7 @@ def test_what_was_not_used_for_longest_goes_first(monkeypatch, tmp_path):
 
 _CORES = """
 import os, time
-from epvi import pool
+from epvi.engines import local as pool
 
 def ask(_):
     time.sleep(0.3)

@@ -15,7 +15,8 @@ import pytest
 from commands import in_a_process
 
 import epvi
-from epvi import pool, sites
+from epvi import sites
+from epvi.engines import local as pool
 from epvi.worker import answer_shard, run_shard
 
 QUICK = epvi.NVI(1, num_starts=2, num_draws=8)

@@ -12,7 +12,7 @@ from test_lost_workers import fitted, mean, same
 
 _FORK = """
 before = fitted(certify=False)
-pids = epvi.pool.workers(2).pids
+pids = epvi.engines.local.workers(2).pids
 child = os.fork()
 if child == 0:
     for verb in (fitted, lambda: before.sample(3, seed=0), lambda: epvi.combine(before.fits)):
@@ -23,7 +23,7 @@ if child == 0:
     os._exit(0)
 os.waitpid(child, 0)
 # The workers are those of before, which the child let go.
-print(same(before, fitted(certify=False)), pids == epvi.pool.workers(2).pids)
+print(same(before, fitted(certify=False)), pids == epvi.engines.local.workers(2).pids)
 """
 
 

@@ -10,8 +10,9 @@ import pytest
 from commands import in_a_process
 
 import epvi
-from epvi import pool, process
-from epvi.process import WorkerDied, WorkerProcess
+from epvi.engines import local as pool
+from epvi.engines import process
+from epvi.engines.process import WorkerDied, WorkerProcess
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def workers_of(parent):
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{name}/stat") as status, open(f"/proc/{name}/cmdline") as line:
-                if status.read().split(")")[1].split()[1] == str(parent) and "epvi.serving" in line.read():
+                if status.read().split(")")[1].split()[1] == str(parent) and "epvi.engines.serving" in line.read():
                     found.append(name)
         except OSError:
             continue

@@ -15,7 +15,7 @@ import cloudpickle
 import jax
 import numpy as np
 
-from epvi import pool
+from epvi.engines import local as pool
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from epvi import pool
+from epvi.engines import local as pool
+from epvi.engines.process import WorkerDied
 from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
-from epvi.process import WorkerDied
 from epvi.progress import ShardProgress
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from epvi.cache import cache_environment
 from epvi.cli.output import json_line
+from epvi.engines.compile_cache import cache_environment
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown, shown_lines
 from epvi.ground.version import __version__

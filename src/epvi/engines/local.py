@@ -17,8 +17,8 @@ from typing import Any
 import cloudpickle
 import loky
 
+from epvi.engines.process import WorkerDied, WorkerGone, WorkerProcess
 from epvi.ground.validation import at_least
-from epvi.process import WorkerDied, WorkerGone, WorkerProcess
 
 # Idle workers leave after this many seconds.
 _IDLE_SECONDS = 300

@@ -12,7 +12,7 @@ from io import FileIO
 
 import cloudpickle
 
-from epvi.frames import receive, send
+from epvi.engines.frames import receive, send
 
 
 def serve(num_workers: int) -> None:

@@ -12,8 +12,8 @@ import sys
 from concurrent.futures import BrokenExecutor
 from io import FileIO
 
-from epvi.cache import cache_environment
-from epvi.frames import receive, send
+from epvi.engines.compile_cache import cache_environment
+from epvi.engines.frames import receive, send
 from epvi.ground.errors import EpviError
 
 # `NPROC` is what XLA sizes its thread pool by, and OpenBLAS threads beside JAX's stall it; both must be set before the
@@ -23,7 +23,7 @@ _ENVIRONMENT = {"NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1
 _BEGIN = (
     "import json,os,signal,sys;signal.signal(signal.SIGINT,signal.SIG_IGN);"
     "sys.path[:]=json.loads(os.environ.pop('EPVI_WORKER_PATH'));"
-    "from epvi.serving import serve;serve(int(sys.argv[1]))"
+    "from epvi.engines.serving import serve;serve(int(sys.argv[1]))"
 )
 
 
