@@ -17,7 +17,9 @@ from susy import Rows
 import epvi
 from epvi.engines import local as pool
 from epvi.models import logistic
-from epvi.run import _as_bytes
+from epvi.run.fit import _as_bytes
+from epvi.run.row_files import write_rows
+from epvi.run.worker import Job, run_shard
 from epvi.site.derivatives.expansion import Around
 from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.rows.columns import as_columns
@@ -25,9 +27,7 @@ from epvi.site.rows.split import split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks import fit_shard as site_shard
 from epvi.site.tasks.fit_shard import Plan, provenance
-from epvi.store import write_rows
 from epvi.wire.shard_fit import Part
-from epvi.worker import Job, run_shard
 
 # A shard's stages in the order in which they are shown.
 _STAGES = ("support of the labels", "rows taken for parts", "passes over parts", "passes over all rows",

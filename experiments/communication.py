@@ -28,7 +28,7 @@ from safetensors.numpy import load_file
 import epvi
 from epvi.ground.seeds import as_key
 from epvi.models import logistic, simulate_logistic
-from epvi.rounds import Rounds, run_rounds
+from epvi.run.rounds import Rounds, run_rounds
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 

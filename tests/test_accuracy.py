@@ -13,7 +13,7 @@ from nuts import Lengths
 from posteriors import Gold, Moments
 
 import epvi
-import epvi.run
+import epvi.run.fit
 from epvi.ground.seeds import as_key
 
 
@@ -144,7 +144,7 @@ def test_guides_find_a_conjugate_posterior():
 
 def test_peers_have_the_shards_of_fit():
     rows = {"y": np.arange(46.0).reshape(23, 2)}
-    table, split = epvi.run._split(epvi.Model(known_mean), rows, 4, None, True, as_key(3))
+    table, split = epvi.run.fit._split(epvi.Model(known_mean), rows, 4, None, True, as_key(3))
     for part, shard in zip(accuracy_peers.shards_of(rows, 4, 3), split.shards, strict=True):
         np.testing.assert_array_equal(part["y"], table.columns["y"][shard])
 

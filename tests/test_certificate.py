@@ -23,7 +23,7 @@ from epvi.hub.trust.collect import collect
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.propose import propose
 from epvi.hub.trust.score_test import agreement
-from epvi.rounds import Rounds, run_rounds
+from epvi.run.rounds import Rounds, run_rounds
 from epvi.wire.answer import Expected
 from epvi.wire.request import mapped
 

@@ -18,7 +18,7 @@ from sentences import refused
 import epvi
 from epvi.hub.posterior.combine import multiplied
 from epvi.models import logistic, simulate_logistic
-from epvi.rounds import Rounds, run_rounds
+from epvi.run.rounds import Rounds, run_rounds
 
 TRUST, CORRECTED, NOT = "trust", "trust with corrected weights", "do not trust"
 

@@ -16,9 +16,9 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
-from epvi import worker
 from epvi.ground import compiled
 from epvi.models import logistic, simulate_logistic
+from epvi.run import worker
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
 QUICK = epvi.NVI(2, num_starts=4, num_draws=64)

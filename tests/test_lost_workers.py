@@ -15,9 +15,9 @@ import pytest
 from commands import in_a_process
 
 import epvi
-from epvi import sites
 from epvi.engines import local as pool
-from epvi.worker import answer_shard, run_shard
+from epvi.run import shards as sites
+from epvi.run.worker import answer_shard, run_shard
 
 QUICK = epvi.NVI(1, num_starts=2, num_draws=8)
 

@@ -10,13 +10,13 @@ import pytest
 from sentences import refused
 
 import epvi
-from epvi import store
 from epvi.ground.errors import EpviError
 from epvi.models import logistic
+from epvi.run import row_files as store
+from epvi.run.row_files import write_rows
 from epvi.site.rows import spill as storage
 from epvi.site.rows.columns import let_go
 from epvi.site.rows.split import split_by, split_evenly
-from epvi.store import write_rows
 
 N = 1003
 COLUMNS = {
@@ -95,7 +95,7 @@ def test_a_full_temporary_folder_is_one_sentence_from_the_first_file_on(name, mo
     def full(*args, **settings):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(f"epvi.sites.{name}", full)
+    monkeypatch.setattr(f"epvi.run.shards.{name}", full)
     rows = {"x": np.random.default_rng(0).normal(size=(40, 2)), "y": np.arange(40) % 2}
     refused(lambda: epvi.fit(logistic, rows, 2, executor=1), "rows cannot be written to .*No space left.*TMPDIR")
 

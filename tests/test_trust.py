@@ -12,11 +12,11 @@ import pytest
 from sentences import refused
 
 import epvi
-from epvi import worker
 from epvi.gaussian.mixture import Estimate
 from epvi.hub.trust.verdict import NOT, TRUST
-from epvi.rounds import _better
-from epvi.sites import Sites
+from epvi.run import worker
+from epvi.run.rounds import _better
+from epvi.run.shards import Sites
 
 
 def line(x, y=None):

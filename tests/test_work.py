@@ -16,8 +16,8 @@ from sentences import refused
 
 import epvi
 from epvi.ground.atomic import owner
+from epvi.run.work_folder import remove_dead
 from epvi.wire import envelope
-from epvi.workfolder import remove_dead
 
 SHARDS = 3
 QUICK = epvi.NVI(1, num_starts=2, num_draws=8)

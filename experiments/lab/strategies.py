@@ -27,7 +27,7 @@ import numpy as np
 
 import epvi
 from epvi.ground.seeds import as_key
-from epvi.rounds import Rounds, run_rounds
+from epvi.run.rounds import Rounds, run_rounds
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 

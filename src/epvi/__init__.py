@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from epvi.hub.trust import certify
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
-    from epvi.rounds import Scoring
-    from epvi.run import fit
+    from epvi.run.fit import fit
+    from epvi.run.rounds import Scoring
+    from epvi.run.shards import ShardError
     from epvi.site import NVI, Model, Rows, fit_shard, score, stand_in
-    from epvi.sites import ShardError
     from epvi.wire.answer import Scores
     from epvi.wire.request import Draws
     from epvi.wire.shard_fit import Provenance, ShardFit
@@ -55,11 +55,11 @@ _ROOMS = {
     "epvi.hub.product": ["Anchored", "Chain", "Exact", "ProductMixture", "Subset", "multiply"],
     "epvi.gaussian.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
     "epvi.prediction": ["log_predictive", "predict"],
-    "epvi.rounds": ["Scoring"],
-    "epvi.run": ["fit"],
+    "epvi.run.rounds": ["Scoring"],
+    "epvi.run.fit": ["fit"],
     "epvi.wire.answer": ["Scores"],
     "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "score", "stand_in"],
-    "epvi.sites": ["ShardError"],
+    "epvi.run.shards": ["ShardError"],
     "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.gaussian.structure": ["Diagonal", "Full", "Spherical"],
 }

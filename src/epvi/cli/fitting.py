@@ -51,7 +51,7 @@ def fit(model: str, **said: Any) -> None:
         raise click.UsageError("--no-shuffle goes with --shards: with --by, the column says which rows go where.")
     rows = options.make_rows(said, True if said["standardise"] else None)
     from epvi.references import model_named
-    from epvi.run import fit as run_fit
+    from epvi.run.fit import fit as run_fit
 
     posterior = run_fit(
         model_named(model, options.make_fixed(said["fixed"])),

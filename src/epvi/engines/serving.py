@@ -25,7 +25,7 @@ def serve(num_workers: int) -> None:
     os.dup2(2, 1)
     take_a_core(num_workers)
     # What every task needs, before the first one comes.
-    import epvi.worker  # noqa: F401
+    import epvi.run.worker  # noqa: F401
 
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(incoming, tasks), daemon=True).start()

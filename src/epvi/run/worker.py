@@ -16,12 +16,12 @@ import numpy as np
 from epvi.ground.compiled import let_go
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
+from epvi.run.row_files import MappedRows
 from epvi.site.derivatives.expansion_cache import Memory
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.fit_shard import Plan, fit_columns
 from epvi.site.tasks.score import Asking, answer_columns
-from epvi.store import MappedRows
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit

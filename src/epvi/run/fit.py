@@ -22,8 +22,11 @@ from epvi.ground.verb import verb
 from epvi.hub.posterior.combine import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
-from epvi.progress import ShardProgress
-from epvi.rounds import Rounds, Scoring, run_rounds
+from epvi.run.progress import ShardProgress
+from epvi.run.rounds import Rounds, Scoring, run_rounds
+from epvi.run.shards import ShardError, kept_in, sites_of
+from epvi.run.work_folder import WorkFolder
+from epvi.run.worker import Job, model_of
 from epvi.site.derivatives.subposterior import block_size
 from epvi.site.fit.inference import Inference
 from epvi.site.model.model import Model
@@ -32,10 +35,7 @@ from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fit_shard import Plan, as_inference, as_model, provenance
-from epvi.sites import ShardError, kept_in, sites_of
 from epvi.wire.shard_fit import ShardFit
-from epvi.worker import Job, model_of
-from epvi.workfolder import WorkFolder
 
 # Shard m uses the m-th key; the split's is out of their reach.
 _SPLIT_KEY = 2**31

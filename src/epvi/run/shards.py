@@ -21,16 +21,16 @@ from epvi.engines import local as pool
 from epvi.engines.process import WorkerDied
 from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
-from epvi.progress import ShardProgress
+from epvi.run.progress import ShardProgress
+from epvi.run.row_files import MappedRows, reported, write_rows
+from epvi.run.work_folder import WorkFolder, remove_dead
+from epvi.run.worker import HeldRows, Job, answer_shard, forget, run_shard
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
 from epvi.site.tasks.fit_shard import Plan
-from epvi.store import MappedRows, reported, write_rows
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
-from epvi.worker import HeldRows, Job, answer_shard, forget, run_shard
-from epvi.workfolder import WorkFolder, remove_dead
 
 _POLL_SECONDS = 0.1
 # A shard that lost so many workers is not run again: it is probably what they die of.
