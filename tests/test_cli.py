@@ -14,8 +14,8 @@ from commands import MODEL, call, call_json, command, environment
 
 import epvi
 from epvi.cli.door import _VERBS
-from epvi.references import READY
-from epvi.study import COVARIANCES
+from epvi.study.references import READY
+from epvi.study.study import COVARIANCES
 
 QUICK = epvi.NVI(1, num_starts=2, num_draws=8)
 COLUMNS = ("--x", "a,b", "--y", "y")

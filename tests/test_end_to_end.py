@@ -9,7 +9,7 @@ import pytest
 from commands import call_json, ended, started
 
 import epvi
-from epvi.references import model_named
+from epvi.study.references import model_named
 
 MODEL = """
 import numpyro, numpyro.distributions as dist

@@ -11,7 +11,7 @@ from sentences import refused
 import epvi
 from epvi import models
 from epvi.models.tlsa import EXCHANGEABLE
-from epvi.references import READY, model_named
+from epvi.study.references import READY, model_named
 
 
 @pytest.fixture(autouse=True)

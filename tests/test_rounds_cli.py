@@ -9,8 +9,8 @@ import pytest
 from commands import call, call_json
 
 import epvi
-from epvi import references
 from epvi.hub.refine.refine import settle
+from epvi.study import references
 from epvi.wire.answer import pack_scores
 from epvi.wire.envelope import seal
 
@@ -63,8 +63,8 @@ def compiled_once():
                 known[name] = model_named(name, fixed, folder)
             return known[name]
 
-        patch.setattr("epvi.references.model_named", remembered)
-        patch.setattr("epvi.study.study_model", lambda name, fixed, folder, **_: remembered(name, fixed, folder))
+        patch.setattr("epvi.study.references.model_named", remembered)
+        patch.setattr("epvi.study.study.study_model", lambda name, fixed, folder, **_: remembered(name, fixed, folder))
         yield
 
 

@@ -16,7 +16,7 @@ from epvi.cli.output import json_line
 from epvi.ground.printable import shown, shown_lines
 from epvi.ground.text_table import lined_up
 from epvi.site.rows.split import split_by
-from epvi.study import load_study
+from epvi.study.study import load_study
 
 # Clears the screen, sets a title, the same with one C1 character, begins a line, goes back in it, turns the direction.
 NASTY = ["\x1b[2J", "\x1b]0;owned\x07", "\x9b31m", "\x85", "\n", "\r", "\b", "\u202e", "\u2028", "\x00", "\udc9b"]
@@ -128,7 +128,7 @@ def test_a_study_speaks_harmlessly(text, tmp_path, monkeypatch):
         labels.append(part.label)
         raise epvi.EpviError(f"shard {part.label} is not fitted here.")
 
-    monkeypatch.setattr("epvi.study.fit_table", fitted)
+    monkeypatch.setattr("epvi.study.study.fit_table", fitted)
     said_by("shard", "study.toml", "--rows", "rows.csv", "--shard", "1/2")
     assert [label.isprintable() for label in labels] == [True]
 

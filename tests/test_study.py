@@ -9,7 +9,7 @@ from sentences import refused
 
 import epvi
 from epvi.files import load_any
-from epvi.study import load_study
+from epvi.study.study import load_study
 
 STUDY = """
 name = "hearts"

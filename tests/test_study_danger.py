@@ -9,8 +9,8 @@ import pytest
 from commands import MODEL, call, ended, started
 from sentences import refused
 
-from epvi.references import study_model
-from epvi.study import load_study
+from epvi.study.references import study_model
+from epvi.study.study import load_study
 
 STUDY = """
 model = {model!r}
@@ -59,7 +59,7 @@ def test_a_study_alone_runs_no_command_at_a_site(folder):
         "os:system",
         "builtins:eval",
         "epvi.models:logistic",
-        "epvi.references:importlib",
+        "epvi.study.references:importlib",
         ":f",
         ".:f",
         "marking:f",

@@ -7,7 +7,7 @@ import numpy as np
 from numpyro.infer import MCMC, NUTS
 
 import epvi
-from epvi.study import load_study
+from epvi.study.study import load_study
 
 WARM_UP, DRAWS, CHAINS = 500, 2000, 2
 

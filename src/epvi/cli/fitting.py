@@ -50,8 +50,8 @@ def fit(model: str, **said: Any) -> None:
     if said["by"] is not None and said["no_shuffle"]:
         raise click.UsageError("--no-shuffle goes with --shards: with --by, the column says which rows go where.")
     rows = options.make_rows(said, True if said["standardise"] else None)
-    from epvi.references import model_named
     from epvi.run.fit import fit as run_fit
+    from epvi.study.references import model_named
 
     posterior = run_fit(
         model_named(model, options.make_fixed(said["fixed"])),
@@ -131,7 +131,7 @@ def _check_default(said: dict[str, Any], number: str) -> None:
 def _from_study(path: str, said: dict[str, Any]) -> Any:
     if said["no_rows"] == bool(said["rows"]):
         raise click.UsageError("Give either --rows FILE or --no-rows.")
-    from epvi.study import load_study
+    from epvi.study.study import load_study
 
     study = load_study(path, allow_module=said["allow_module"])
     _check_default(said, study.shard(said["which"])[0])
@@ -152,8 +152,8 @@ def _from_options(context: click.Context, model: str, said: dict[str, Any]) -> A
         )
     rows = options.make_rows(said)
     _check_default(said, said["which"])
-    from epvi.references import model_named
     from epvi.site import fit_shard, stand_in
+    from epvi.study.references import model_named
 
     named = model_named(model, options.make_fixed(said["fixed"]))
     with busy(f"fitting shard {said['which']}"):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from epvi.cli.writing import check_kind
-from epvi.references import READY
+from epvi.study.references import READY
 
 if TYPE_CHECKING:
     from epvi.hub.product.result import Product
@@ -171,7 +171,7 @@ def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
 def make_inference(options: dict[str, Any]) -> "NVI":
     """The inference that the options describe."""
     from epvi.site.fit.nvi import NVI
-    from epvi.study import COVARIANCES
+    from epvi.study.study import COVARIANCES
 
     return NVI(
         options["components"],

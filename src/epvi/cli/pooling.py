@@ -37,7 +37,7 @@ def stats(context: click.Context, study: str | None, **said: Any) -> None:
 
     with busy("reading"):
         if study is not None:
-            from epvi.study import load_study
+            from epvi.study.study import load_study
 
             options.refuse_settled(context, study)
             found = load_study(study).stats(options.make_source(said))
@@ -103,7 +103,7 @@ def _said(centre: float, scale: float) -> str:
 def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> int:
     """Put centre and scale into the columns' tables of a study and leave the rest as it is; the number of sites."""
     from epvi.ground.atomic import write_whole
-    from epvi.study import load_study, read_study
+    from epvi.study.study import load_study, read_study
 
     study = load_study(path)
     used = set(study.raw_rows({}).used)

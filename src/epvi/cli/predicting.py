@@ -85,12 +85,12 @@ def _check_output(path: Path, inputs: list[str]) -> None:
 def _model_and_rows(model: str, said: dict[str, Any], constants: Mapping[str, tuple[float, float]]) -> tuple[Any, Any]:
     """The model, and rows that are standardised as those that were fitted."""
     if model.endswith(".toml"):
-        from epvi.study import load_study
+        from epvi.study.study import load_study
 
         source, study = options.make_source(said), load_study(model, allow_module=said["allow_module"])
         return study.model(), study.rows(source)
     rows = options.make_rows(said, constants)
-    from epvi.references import model_named
+    from epvi.study.references import model_named
 
     return model_named(model, options.make_fixed(said["fixed"])), rows
 

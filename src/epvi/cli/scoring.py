@@ -82,7 +82,7 @@ def _check_default(said: dict[str, Any], number: str) -> None:
 
 def _from_study(path: str, draws: "Draws", said: dict[str, Any]) -> "Scores":
     source = options.make_source(said)
-    from epvi.study import load_study
+    from epvi.study.study import load_study
 
     study = load_study(path, allow_module=said["allow_module"])
     _check_default(said, study.shard(said["which"])[0])
@@ -94,8 +94,8 @@ def _from_options(model: str, draws: "Draws", said: dict[str, Any]) -> "Scores":
     # Constants are those of the fits: a site cannot have others.
     rows = options.make_rows(said, draws.made_of.standardised)
     _check_default(said, said["which"])
-    from epvi.references import model_named
     from epvi.site import score as score_draws
+    from epvi.study.references import model_named
 
     named = model_named(model, options.make_fixed(said["fixed"]))
     with busy(f"scoring draws with shard {said['which']}"):

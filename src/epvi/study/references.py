@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from epvi.ground.errors import EpviError
-from epvi.modelfile import inside, is_at_home, run_file, tell, told_of
+from epvi.study.model_file import inside, is_at_home, run_file, tell, told_of
 
 if TYPE_CHECKING:
     from epvi.site.model.model import Model

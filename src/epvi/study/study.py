@@ -18,7 +18,6 @@ from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.ground.validation import at_least
-from epvi.references import study_model
 from epvi.site.fit.nvi import NVI
 from epvi.site.model.model import Model
 from epvi.site.rows.column_stats import column_stats
@@ -26,6 +25,7 @@ from epvi.site.rows.rows import Rows, check_arguments, read_rows
 from epvi.site.tasks.fit_shard import as_share, fit_table, parse_shard
 from epvi.site.tasks.score import score
 from epvi.site.tasks.stand_in import stand_in
+from epvi.study.references import study_model
 from epvi.wire.answer import Scores
 from epvi.wire.column_stats import Stats
 from epvi.wire.request import Draws
