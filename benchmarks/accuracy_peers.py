@@ -22,6 +22,7 @@ from posteriors import Gold, Moments, Rows
 
 from epvi.ground.float64 import promotion_allowed
 from epvi.ground.seeds import as_key
+from epvi.site.derivatives.passes import programs_of
 from epvi.site.rows.split import split_evenly
 
 # The key that `epvi.fit` deals rows out by.
@@ -86,7 +87,7 @@ def _merged(merge: Callable, num_numbers: Callable[[int, int], int], lengths: Le
         start = time.perf_counter()
         with jax.enable_x64(True), promotion_allowed():
             theta = np.asarray(merge(list(map(jnp.asarray, drawn.theta)), jax.random.key(seed)))
-        values = gold.model.programs(gold.rows).target.space.constrain(theta)
+        values = programs_of(gold.model, gold.rows).target.space.constrain(theta)
         seconds = drawn.seconds + time.perf_counter() - start
         _, n, d = drawn.theta.shape
         # A merged mean is a weighted average over shards: its error in sds is that of a shard's mean in the shard's.
@@ -101,7 +102,7 @@ def _full_nuts(lengths: Lengths) -> Callable:
 
     def answer(gold: Gold, num_shards: int, seed: int) -> Answer:
         drawn = shard_draws(gold, 1, seed, lengths)
-        values = gold.model.programs(gold.rows).target.space.constrain(drawn.theta[0])
+        values = programs_of(gold.model, gold.rows).target.space.constrain(drawn.theta[0])
         return Answer(gold.moments(values, drawn.worth), drawn.seconds, ess=drawn.worth)
 
     return answer
@@ -116,7 +117,7 @@ def _guided(found: Callable[[Gold, Callable, int], tuple[AutoContinuous, Any]]) 
         with jax.enable_x64(True), promotion_allowed():
             guide, params = found(gold, model, seed)
             draws = guide.sample_posterior(jax.random.key(seed + 1), params, sample_shape=(NUM_DRAWS,))
-            names = gold.model.programs(gold.rows).target.space.by_name
+            names = programs_of(gold.model, gold.rows).target.space.by_name
             values = {name: np.asarray(draws[name]) for name in names}
         return Answer(gold.moments(values), time.perf_counter() - start)
 

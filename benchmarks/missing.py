@@ -22,6 +22,7 @@ import epvi
 from epvi.ground.float64 import promotion_allowed
 from epvi.models import logistic, simulate_logistic
 from epvi.models.logistic import SmoothBernoulli
+from epvi.site.derivatives.passes import programs_of
 
 Rows = dict[str, np.ndarray]
 
@@ -137,7 +138,7 @@ def forced(plan: Plan, seed: int) -> float:
     parts, model = shards_of(rows), epvi.Model(logistic)
     fits = [epvi.fit_shard(model, part, f"{m}/{M}", seed=seed) for m, part in enumerate(parts[:-1], start=1)]
     carrier = epvi.fit_shard(model, parts[0], f"1/{M}", prior=f"2/{M}", seed=seed)
-    space = model.programs(parts[0]).target.space
+    space = programs_of(model, parts[0]).target.space
     # alpha ~ Gamma(1, 1/100), w | alpha ~ N(0, 1/alpha): the peak and the curvature of log p(log alpha, w) by hand.
     peak = np.log((1 + V / 2) / 0.01)
     precision = np.diag([1 + V / 2, *np.full(V, np.exp(peak))]) / M

@@ -15,6 +15,7 @@ from numpyro.infer.hmc import hmc
 
 import epvi
 from epvi.ground.float64 import promotion_allowed
+from epvi.site.derivatives.passes import programs_of
 
 Rows = dict[str, np.ndarray]
 
@@ -31,7 +32,7 @@ class Sampler:
     """NUTS with a dense mass matrix for one model, started in the middle of the posterior."""
 
     def __init__(self, model: epvi.Model, rows: Rows, start: Rows, lengths: Lengths) -> None:
-        self._target = model.programs(rows).target
+        self._target = programs_of(model, rows).target
         self.space = self._target.space
         self._start = self.space.unconstrain(start)
         self._lengths = lengths

@@ -21,6 +21,7 @@ from numpyro.distributions import constraints
 
 import epvi
 from epvi.models.logistic import SmoothBernoulli
+from epvi.site.derivatives.passes import programs_of
 
 Rows = dict[str, np.ndarray]
 Draws = Mapping[str, np.ndarray]
@@ -69,7 +70,7 @@ class Gold:
 
     @property
     def dim(self) -> int:
-        return self.model.programs(self.rows).target.space.dim
+        return programs_of(self.model, self.rows).target.space.dim
 
     @property
     def is_linear(self) -> bool:
@@ -277,7 +278,7 @@ def _start(model: epvi.Model, rows: Rows, reference: Moments) -> Rows:
     """The reference's means; zero for parameters that it does not have."""
     known = dict(zip(reference.names, reference.mean, strict=True))
     start = {}
-    for parameter in model.programs(rows).target.space.parameters:
+    for parameter in programs_of(model, rows).target.space.parameters:
         values = [known.get(label, 0.0) for _, label in parameter.elements()]
         start[parameter.name] = np.reshape(np.asarray(values), parameter.shape)
     return start

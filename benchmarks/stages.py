@@ -21,12 +21,13 @@ from epvi.run.fit import _as_bytes
 from epvi.run.row_files import write_rows
 from epvi.run.worker import Job, run_shard
 from epvi.site.derivatives.expansion import Around
+from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.rows.columns import as_columns
 from epvi.site.rows.split import split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks import fit_shard as site_shard
-from epvi.site.tasks.fit_shard import Plan, provenance
+from epvi.site.tasks.fit_shard import FitPlan, provenance
 from epvi.wire.shard_fit import Part
 
 # A shard's stages in the order in which they are shown.
@@ -110,10 +111,10 @@ def stages(rows: Rows, seed: int) -> None:
         key = jax.random.key(seed)
         with _timed(caller, "rows dealt out"):
             split = split_evenly(len(columns["y"]), 2, shuffle=True, key=key)
-        programs = model.programs(columns)
+        programs = programs_of(model, columns)
         size = block_size(programs, columns, split.largest, inference.points_at_once)
         made_of = provenance(model, programs, Table(columns))
-        job = Job(_as_bytes(model), Plan(inference, size, np.asarray(jax.random.key_data(key)), made_of), None)
+        job = Job(_as_bytes(model), FitPlan(inference, size, np.asarray(jax.random.key_data(key)), made_of), None)
         folder = Path(tempfile.mkdtemp())
         try:
             with _timed(caller, "rows written for workers"):

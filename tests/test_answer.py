@@ -13,7 +13,8 @@ from sentences import refused
 
 import epvi
 from epvi.models import logistic, simulate_logistic
-from epvi.site.derivatives.expansion_cache import Memory
+from epvi.site.derivatives.expansion_cache import ExpansionCache
+from epvi.site.derivatives.passes import programs_of
 from epvi.site.tasks.score import Asking, answer_columns
 
 QUICK = epvi.NVI(1, num_starts=4, num_draws=64)
@@ -98,13 +99,13 @@ def tall():
     rows, _ = simulate_logistic(TALL, V, condition=20, seed=5)
     rows = {"x": rows["x"].astype(np.float32), "y": rows["y"]}
     posterior = epvi.combine([epvi.fit_shard(LOGISTIC, rows, "1/1", inference=QUICK)])
-    return LOGISTIC.programs(rows), rows, posterior
+    return programs_of(LOGISTIC, rows), rows, posterior
 
 
 def answers(exact, memory=None, posterior=None):
     programs, rows, own = tall()
     draws = (posterior or own).ask(256)
-    asking = Asking(2**12, own.fits[0].made_of, exact, checked=True, memory=memory or Memory())
+    asking = Asking(2**12, own.fits[0].made_of, exact, checked=True, memory=memory or ExpansionCache())
     return answer_columns(programs, rows, draws, draws.shares[0], asking)
 
 
@@ -133,10 +134,10 @@ def moved(sds):
 
 
 def test_what_was_expanded_before_is_not_passed_over_again(tmp_path):
-    memory = Memory(tmp_path / "known.npz")
+    memory = ExpansionCache(tmp_path / "known.npz")
     assert answers(False, memory).passes == 1
     near = moved(0.03)
-    again = answers(False, Memory(tmp_path / "known.npz"), near)
+    again = answers(False, ExpansionCache(tmp_path / "known.npz"), near)
     assert again.passes == 0
     exact = answers(True, posterior=near)
     assert np.sqrt(np.mean((again.values - exact.values) ** 2)) < 4 * np.sqrt(np.mean(again.errors**2))

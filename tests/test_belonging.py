@@ -11,6 +11,7 @@ import pytest
 from sentences import refused
 
 import epvi
+from epvi.site.derivatives.passes import programs_of
 from epvi.site.tasks.fingerprint import _mixed, hash_fixed, hash_rows, model_values
 from epvi.wire.shard_fit import Provenance
 
@@ -240,7 +241,7 @@ def test_other_fixed_arguments_have_other_hashes(name):
 
 def values(model, rows):
     made = model if isinstance(model, epvi.Model) else epvi.Model(model)
-    return model_values(made.programs(rows), rows)
+    return model_values(programs_of(made, rows), rows)
 
 
 def correlated(x, y):

@@ -17,7 +17,7 @@ from scipy.stats import binom, multivariate_normal
 import epvi
 from epvi import Diagonal, Full, GaussianMixture, Spherical
 from epvi.gaussian.quasi_random import base_draws
-from epvi.hub.refine.natural_gradient import Moments, stepped
+from epvi.hub.refine.natural_gradient import JointMoments, stepped
 from epvi.hub.refine.refine import settle
 from epvi.hub.trust.collect import collect
 from epvi.hub.trust.importance import weigh
@@ -319,7 +319,7 @@ def test_a_step_is_what_the_formulas_say(structure):
     values, gradients, hessians = (np.array([one[i] for one in answers]) for i in range(3))
     hessian = np.mean(hessians, axis=1)
     hessian = np.diagonal(hessian, axis1=1, axis2=2) if diagonal else hessian
-    after = stepped(Moments(gaussians, base, Expected(values, np.mean(gradients, axis=1), hessian)), 0.6)
+    after = stepped(JointMoments(gaussians, base, Expected(values, np.mean(gradients, axis=1), hessian)), 0.6)
     found_weights, found_means, found_covariances = naive.dense(after)
     np.testing.assert_allclose(found_weights, weights, rtol=1e-8)
     np.testing.assert_allclose(found_means, means, rtol=1e-8)
@@ -334,7 +334,7 @@ def test_where_log_p_bends_upwards_no_precision_falls_far(structure, rate, least
     bent = np.array([3.0, -1.0, -0.5])
     hessian = (np.diag(bent) if structure == Full() else bent)[None]
     expected = Expected(np.zeros((1, 8)), np.zeros((1, d)), hessian)
-    after = stepped(Moments(gaussians, np.zeros((8, d)), expected), rate)
+    after = stepped(JointMoments(gaussians, np.zeros((8, d)), expected), rate)
     # Λ = 1/4 becomes (1 − ρ)/4 − ρ H, and not less than its part.
     wanted = np.maximum((1 - rate) / 4 - rate * bent, least / 4)
     np.testing.assert_allclose(after.sd() ** -2, wanted, rtol=1e-12)

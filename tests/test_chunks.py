@@ -29,7 +29,7 @@ from epvi.site.rows import csv_file as csvfile
 from epvi.site.rows import formats
 from epvi.site.rows import spill as storage
 from epvi.site.rows.column_stats import column_stats
-from epvi.site.rows.complete_rows import Asked, open_columns
+from epvi.site.rows.complete_rows import AskedColumns, open_columns
 from epvi.site.rows.locate import open_source
 from epvi.site.rows.rows import read_rows
 
@@ -256,7 +256,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, chunked):
         path.write_text("a\n" + "1\n" * 100)
         source = open_columns(open_source(path), ["a"], {})
         path.write_text(text)
-        refused(lambda source=source: list(source.rows(Asked(["a"], {}, {}, {}, False))), "changed while it was read")
+        refused(
+            lambda source=source: list(source.rows(AskedColumns(["a"], {}, {}, {}, False))), "changed while it was read"
+        )
 
 
 def test_a_damaged_parquet_file_is_refused_by_name(tmp_path):

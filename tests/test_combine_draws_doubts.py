@@ -13,7 +13,7 @@ import epvi
 from epvi.hub.samples.arrival import arrived
 from epvi.hub.samples.layout import Layout
 from epvi.hub.samples.shape import _kurtosis_by_chance, _skewness_by_chance, correlated, departure, standardised
-from epvi.hub.samples.weierstrass import _Group
+from epvi.hub.samples.weierstrass import _KernelGroup
 
 
 def healthy(seed, shards=4, n=400, d=2):
@@ -191,7 +191,10 @@ def test_weierstrass_follows_every_line_of_descent():
     draws = healthy(0, 3, 50, 1)
     places = np.random.default_rng(1).integers(50, size=(3, 80))
     group, (_, _, least) = epvi.Weierstrass(bandwidth=5.0)._meet(
-        (_Group(0, draws[0][places[0]] + draws[1][places[1]], places[:2]), _Group(2, draws[2], np.arange(50)[None])),
+        (
+            _KernelGroup(0, draws[0][places[0]] + draws[1][places[1]], places[:2]),
+            _KernelGroup(2, draws[2], np.arange(50)[None]),
+        ),
         Layout({"theta": (1,)}, named=False),
         60,
         np.random.default_rng(2),

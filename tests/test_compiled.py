@@ -16,6 +16,7 @@ import pytest
 import epvi
 import epvi.models
 from epvi.ground import compiled
+from epvi.site.derivatives.passes import programs_of as compiled_for
 from epvi.site.model.likeness import likeness
 
 ROWS = {"x": np.linspace(-1, 1, 12).reshape(6, 2), "y": np.asarray([0.0, 1, 1, 0, 1, 0])}
@@ -224,16 +225,16 @@ def test_a_jitted_function_is_alike_only_with_itself():
 
 
 def programs_of(model, **fixed):
-    return epvi.Model(model, **fixed).programs(ROWS)
+    return compiled_for(epvi.Model(model, **fixed), ROWS)
 
 
 def test_models_share_programs_only_when_they_are_alike():
     assert programs_of(line) is programs_of(line)
     assert programs_of(closed_over(2.0)) is programs_of(closed_over(2.0)) is not programs_of(closed_over(3.0))
     sent = cloudpickle.dumps(epvi.Model(closed_over(2.0)))
-    assert cloudpickle.loads(sent).programs(ROWS) is cloudpickle.loads(sent).programs(ROWS)
+    assert compiled_for(cloudpickle.loads(sent), ROWS) is compiled_for(cloudpickle.loads(sent), ROWS)
     rows = {name: column.astype(np.float32) for name, column in ROWS.items()}
-    assert epvi.Model(line).programs(rows) is not programs_of(line)
+    assert compiled_for(epvi.Model(line), rows) is not programs_of(line)
 
 
 def test_fixed_arguments_and_exchangeable_groups_count():
@@ -244,14 +245,17 @@ def test_fixed_arguments_and_exchangeable_groups_count():
     one = programs_of(model, a=np.ones(2))
     assert programs_of(model, a=np.ones(2)) is one
     assert programs_of(model, a=np.full(2, 2.0)) is not one
-    assert epvi.Model(model, exchangeable=[("w",)], a=np.ones(2)).programs(ROWS) is not one
+    assert compiled_for(epvi.Model(model, exchangeable=[("w",)], a=np.ones(2)), ROWS) is not one
 
 
 def test_log_densities_share_too():
     def made(scale):
-        return epvi.Model.from_log_density(
-            lambda v: -0.5 * jnp.sum(v["w"] ** 2), lambda v, rows: scale * rows["x"] @ v["w"], {"w": 2}
-        ).programs(ROWS)
+        return compiled_for(
+            epvi.Model.from_log_density(
+                lambda v: -0.5 * jnp.sum(v["w"] ** 2), lambda v, rows: scale * rows["x"] @ v["w"], {"w": 2}
+            ),
+            ROWS,
+        )
 
     assert made(1.0) is made(1.0) is not made(2.0)
 
@@ -262,20 +266,20 @@ def test_a_model_in_doubt_shares_with_nobody_but_itself():
         numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
 
     one = epvi.Model(model)
-    assert one.programs(ROWS) is one.programs(ROWS) is not programs_of(model)
+    assert compiled_for(one, ROWS) is compiled_for(one, ROWS) is not programs_of(model)
 
 
 def test_a_model_that_changed_keeps_its_programs_for_itself(monkeypatch):
     monkeypatch.setitem(globals(), "SCALE", 1.0)
     first = epvi.Model(with_globals)
-    programs = first.programs(ROWS)
-    assert epvi.Model(with_globals).programs(ROWS) is programs
+    programs = compiled_for(first, ROWS)
+    assert compiled_for(epvi.Model(with_globals), ROWS) is programs
     monkeypatch.setitem(globals(), "SCALE", 2.0)
-    assert first.programs(ROWS) is programs
+    assert compiled_for(first, ROWS) is programs
     # What this one compiles from now on is of another time, also when the old one comes back.
     monkeypatch.setitem(globals(), "SCALE", 1.0)
-    assert first.programs(ROWS) is programs
-    assert epvi.Model(with_globals).programs(ROWS) is not programs
+    assert compiled_for(first, ROWS) is programs
+    assert compiled_for(epvi.Model(with_globals), ROWS) is not programs
 
 
 def test_a_function_is_fitted_and_updated_again_without_compiling(compilations):

@@ -25,6 +25,7 @@ from sentences import refused
 
 import epvi
 from epvi.models import multinomial, simulate_multinomial
+from epvi.site.derivatives.passes import programs_of
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(100, 2))
@@ -65,7 +66,7 @@ def posterior_of(space, mean, sd, num_shards=2):
 
 
 def posterior_for(model, rows, mean=0.0, sd=0.3):
-    return posterior_of(model.programs(rows).target.space, mean, sd)
+    return posterior_of(programs_of(model, rows).target.space, mean, sd)
 
 
 MODEL = epvi.Model(linear)

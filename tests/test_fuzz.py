@@ -20,7 +20,7 @@ from yardstick import cost
 
 import epvi
 from epvi import EpviError
-from epvi.hub.posterior.file import pack_posterior, unpack_posterior
+from epvi.hub.posterior.posterior import pack_posterior, unpack_posterior
 from epvi.wire import envelope
 from epvi.wire.envelope import Malformed, seal, unseal
 from epvi.wire.shard_fit import ShardFit, pack_fit, unpack_fit

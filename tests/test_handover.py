@@ -16,7 +16,7 @@ import epvi
 from epvi.files import load_any, save_stats
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.status import Status
-from epvi.hub.posterior.file import pack_posterior
+from epvi.hub.posterior.posterior import pack_posterior
 from epvi.wire import envelope
 from epvi.wire.codec import read_space
 from epvi.wire.column_stats import ColumnStats, Stats

@@ -13,7 +13,7 @@ from epvi import Rows
 from epvi.cli import options
 from epvi.site.rows import csv_file as csvfile
 from epvi.site.rows import formats
-from epvi.site.rows.chunks import Part
+from epvi.site.rows.chunks import TablePart
 from epvi.site.rows.column_stats import column_stats
 from epvi.site.rows.levels import as_levels
 from epvi.site.rows.rows import read_rows
@@ -166,8 +166,8 @@ def test_columns_are_found_in_linear_time():
         raise AssertionError
 
     Counted.times = 0
-    Part("", tuple(names), nothing)
-    refused(lambda: Part("", (*names, Counted("c7")), nothing), "the data has two columns named 'c7'")
+    TablePart("", tuple(names), nothing)
+    refused(lambda: TablePart("", (*names, Counted("c7")), nothing), "the data has two columns named 'c7'")
     # n²/2 comparisons would be 500,000; a table's own few are for equal hashes.
     assert Counted.times < 5 * n
     Counted.times = 0

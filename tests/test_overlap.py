@@ -15,7 +15,7 @@ from epvi.site.fit.entropy_bound import (
     overlap,
 )
 from epvi.site.fit.monte_carlo import base_draws, draw_from, with_best_weights
-from epvi.site.fit.newton import Precision, climb
+from epvi.site.fit.newton import Tolerances, climb
 
 K, D = 3, 4
 STRUCTURES = [epvi.Spherical(), epvi.Diagonal(), epvi.Full()]
@@ -141,7 +141,7 @@ def rosenbrock(x):
 
 def test_newton_climbs_a_curved_valley_from_many_starts_at_once():
     starts = np.array([[-1.2, 1.0], [3.0, -4.0], [0.0, 0.0], [5.0, 5.0]])
-    ended = climb(rosenbrock, starts, Precision(1e-12, 1e-12))
+    ended = climb(rosenbrock, starts, Tolerances(1e-12, 1e-12))
     assert ended.converged.all()
     np.testing.assert_allclose(ended.points, 1.0, atol=1e-5)
 
@@ -152,7 +152,7 @@ def test_newton_leaves_a_start_that_is_not_finite_and_a_maximum_at_infinity():
         value = np.where(t < -5, -np.inf, -np.exp(-t))
         return value, np.exp(-t)[:, None], -np.exp(-t)[:, None, None]
 
-    ended = climb(one_sided, np.array([[-9.0], [0.0]]), Precision(0.0, 1e-12), 30)
+    ended = climb(one_sided, np.array([[-9.0], [0.0]]), Tolerances(0.0, 1e-12), 30)
     assert not ended.converged.any()
     assert ended.points[0, 0] == -9.0
     assert ended.points[1, 0] > 20

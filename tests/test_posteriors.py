@@ -11,6 +11,7 @@ from quick import quick_for
 from scipy import stats
 
 from epvi.ground.float64 import promotion_allowed
+from epvi.site.derivatives.passes import programs_of
 
 N = 6
 
@@ -124,7 +125,7 @@ def written(folder, name, seed=0):
 
 def log_joint(gold, theta):
     """Without the Jacobian of the constraints."""
-    target = gold.model.programs(gold.rows).target
+    target = programs_of(gold.model, gold.rows).target
     with jax.enable_x64(True), promotion_allowed():
         rows = np.sum(target.log_likelihood(theta, gold.rows))
         return float(target.log_prior(theta) - target.space.log_jacobian(theta) + rows)
@@ -136,7 +137,7 @@ def test_a_posterior_of_posteriordb_is_loaded_and_its_density_is_that_of_the_wor
     gold = posteriors.from_posteriordb(at)
     assert gold.reference.names == tuple(map(_down, names_of(name)))
     np.testing.assert_allclose(gold.reference.mean, draws.mean(axis=(0, 1)))
-    space = gold.model.programs(gold.rows).target.space
+    space = programs_of(gold.model, gold.rows).target.space
     theta = np.random.default_rng(1).normal(size=space.dim)
     by_hand = densities(data)[name]
     np.testing.assert_allclose(log_joint(gold, theta), by_hand(space.constrain(theta)), rtol=1e-9)

@@ -18,8 +18,8 @@ import epvi
 from epvi import EpviError
 from epvi.files import load_only
 from epvi.gaussian.mixture import Estimate
-from epvi.hub.posterior.file import pack_posterior
-from epvi.hub.refine.natural_gradient import Moments
+from epvi.hub.posterior.posterior import pack_posterior
+from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.refine import Step
 from epvi.hub.trust.certify import Certificate
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
@@ -69,7 +69,7 @@ def some_moments(d, structure, seed=0):
     half = rng.normal(size=(3, d))
     bend = rng.normal(size=(2, d, d) if structure == epvi.Full() else (2, d))
     expected = Expected(rng.normal(size=(2, 6)), rng.normal(size=(2, d)), bend)
-    return Moments(mixture(2, d, structure), np.concatenate([half, -half]), expected)
+    return JointMoments(mixture(2, d, structure), np.concatenate([half, -half]), expected)
 
 
 def refined_posterior(structure=epvi.Full()):  # noqa: B008

@@ -15,7 +15,7 @@ from epvi.site.derivatives.expansion import TALL, expand, taylors
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.fit import nvi_run as fitting
-from epvi.site.fit.newton import Precision, climb
+from epvi.site.fit.newton import Tolerances, climb
 
 N, V = 60_000, 3
 
@@ -36,7 +36,7 @@ def subposterior():
 @functools.cache
 def mode():
     """The mode, with Newton's method on all rows."""
-    return climb(subposterior().second_order, np.zeros((1, V + 1)), Precision(1e-6, 1e-6, 1e-9))
+    return climb(subposterior().second_order, np.zeros((1, V + 1)), Tolerances(1e-6, 1e-6, 1e-9))
 
 
 def drawn_around(num_draws):
@@ -106,13 +106,13 @@ def test_the_last_step_is_spared_only_when_the_ones_before_foretell_it():
     ended = {}
     for trusting in (False, True):
         calls.clear()
-        ended[trusting] = climb(cubic, np.array([[6.0]]), Precision(1e-9, 1e-12, trusting=trusting)), len(calls)
+        ended[trusting] = climb(cubic, np.array([[6.0]]), Tolerances(1e-9, 1e-12, trusting=trusting)), len(calls)
     (careful, many), (quick, few) = ended[False], ended[True]
     assert few == many - 1
     assert np.all(quick.converged)
     # It ends before the last step, whose decrement the one before foretold.
     assert careful.decrement < 1e-9 < quick.decrement < 0.1
-    slow = climb(cubic, np.array([[6.0], [3.0]]), Precision(1e-9, 1e-12, trusting=True))
+    slow = climb(cubic, np.array([[6.0], [3.0]]), Tolerances(1e-9, 1e-12, trusting=True))
     assert slow.decrement[1] < 1e-9
 
 

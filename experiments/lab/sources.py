@@ -31,6 +31,7 @@ import numpy as np
 
 import epvi
 from epvi.ground.errors import EpviError
+from epvi.site.derivatives.passes import programs_of
 
 WAYS = ("EPVI_sample", "EPVI_subset", "EPVI_anchored", "EPVI_exact")
 UNALIGNED = "not aligned"
@@ -107,7 +108,7 @@ class Study:
 
     def loss(self, posterior: epvi.Posterior) -> float:
         """The held-out negative log-likelihood, per row."""
-        posterior = dataclasses.replace(posterior, space=self.model.programs(self.held_out).target.space)
+        posterior = dataclasses.replace(posterior, space=programs_of(self.model, self.held_out).target.space)
         rows = self.held_out
         return float(-epvi.log_predictive(self.model, posterior, rows, num_samples=_NUM_SAMPLES, seed=self.seed))
 

@@ -10,58 +10,83 @@ if TYPE_CHECKING:
     from epvi.gaussian.mixture import Estimate, GaussianMixture, NaturalParameters
     from epvi.gaussian.structure import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
-    from epvi.hub import Certificate, Conflict, Posterior, Summary
+    from epvi.hub.agreement.conflict import Conflict
     from epvi.hub.posterior import combine
-    from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset, multiply
+    from epvi.hub.posterior.posterior import Posterior
+    from epvi.hub.posterior.summary import Summary
+    from epvi.hub.product.anchored import Anchored
+    from epvi.hub.product.chain import Chain
+    from epvi.hub.product.exact import Exact
+    from epvi.hub.product.multiply import multiply
+    from epvi.hub.product.result import ProductMixture
+    from epvi.hub.product.subset import Subset
     from epvi.hub.refine import refine
-    from epvi.hub.samples import (
-        CombinedDraws,
-        Consensus,
-        ExponentialFamily,
-        Nonparametric,
-        Parametric,
-        Semiparametric,
-        Weierstrass,
-        combine_draws,
-    )
+    from epvi.hub.samples.combine_draws import combine_draws
+    from epvi.hub.samples.consensus import Consensus
+    from epvi.hub.samples.exponential_family import ExponentialFamily
+    from epvi.hub.samples.nonparametric import Nonparametric
+    from epvi.hub.samples.parametric import Parametric
+    from epvi.hub.samples.result import CombinedDraws
+    from epvi.hub.samples.semiparametric import Semiparametric
+    from epvi.hub.samples.weierstrass import Weierstrass
     from epvi.hub.trust import certify
+    from epvi.hub.trust.certify import Certificate
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
     from epvi.run.fit import fit
     from epvi.run.rounds import Scoring
     from epvi.run.shards import ShardError
-    from epvi.site import NVI, Model, Rows, fit_shard, score, stand_in
+    from epvi.site.fit.nvi import NVI
+    from epvi.site.model.model import Model
+    from epvi.site.rows.rows import Rows
+    from epvi.site.tasks.fit_shard import fit_shard
+    from epvi.site.tasks.score import score
+    from epvi.site.tasks.stand_in import stand_in
     from epvi.wire.answer import Scores
     from epvi.wire.request import Draws
     from epvi.wire.shard_fit import Provenance, ShardFit
 
 # Where each public name is; it is fetched when it is first asked for, so that the command line answers at once.
 _ROOMS = {
-    "epvi.wire.request": ["Draws"],
-    "epvi.ground.errors": ["EpviError"],
     "epvi.files": ["load"],
-    "epvi.wire.shard_fit": ["Provenance", "ShardFit"],
-    "epvi.hub": ["Certificate", "Conflict", "Posterior", "Summary", "certify", "combine", "refine"],
-    "epvi.hub.samples": [
-        "CombinedDraws",
-        "Consensus",
-        "ExponentialFamily",
-        "Nonparametric",
-        "Parametric",
-        "Semiparametric",
-        "Weierstrass",
-        "combine_draws",
-    ],
-    "epvi.hub.product": ["Anchored", "Chain", "Exact", "ProductMixture", "Subset", "multiply"],
     "epvi.gaussian.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
-    "epvi.prediction": ["log_predictive", "predict"],
-    "epvi.run.rounds": ["Scoring"],
-    "epvi.run.fit": ["fit"],
-    "epvi.wire.answer": ["Scores"],
-    "epvi.site": ["NVI", "Model", "Rows", "fit_shard", "score", "stand_in"],
-    "epvi.run.shards": ["ShardError"],
-    "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.gaussian.structure": ["Diagonal", "Full", "Spherical"],
+    "epvi.ground.errors": ["EpviError"],
+    "epvi.hub.agreement.conflict": ["Conflict"],
+    "epvi.hub.posterior": ["combine"],
+    "epvi.hub.posterior.posterior": ["Posterior"],
+    "epvi.hub.posterior.summary": ["Summary"],
+    "epvi.hub.product.anchored": ["Anchored"],
+    "epvi.hub.product.chain": ["Chain"],
+    "epvi.hub.product.exact": ["Exact"],
+    "epvi.hub.product.multiply": ["multiply"],
+    "epvi.hub.product.result": ["ProductMixture"],
+    "epvi.hub.product.subset": ["Subset"],
+    "epvi.hub.refine": ["refine"],
+    "epvi.hub.samples.combine_draws": ["combine_draws"],
+    "epvi.hub.samples.consensus": ["Consensus"],
+    "epvi.hub.samples.exponential_family": ["ExponentialFamily"],
+    "epvi.hub.samples.nonparametric": ["Nonparametric"],
+    "epvi.hub.samples.parametric": ["Parametric"],
+    "epvi.hub.samples.result": ["CombinedDraws"],
+    "epvi.hub.samples.semiparametric": ["Semiparametric"],
+    "epvi.hub.samples.weierstrass": ["Weierstrass"],
+    "epvi.hub.trust": ["certify"],
+    "epvi.hub.trust.certify": ["Certificate"],
+    "epvi.parameters.space": ["Parameter", "Space"],
+    "epvi.prediction": ["log_predictive", "predict"],
+    "epvi.run.fit": ["fit"],
+    "epvi.run.rounds": ["Scoring"],
+    "epvi.run.shards": ["ShardError"],
+    "epvi.site.fit.nvi": ["NVI"],
+    "epvi.site.model.model": ["Model"],
+    "epvi.site.rows.rows": ["Rows"],
+    "epvi.site.tasks.fit_shard": ["fit_shard"],
+    "epvi.site.tasks.score": ["score"],
+    "epvi.site.tasks.stand_in": ["stand_in"],
+    "epvi.wire.answer": ["Scores"],
+    "epvi.wire.request": ["Draws"],
+    "epvi.wire.shard_fit": ["Provenance", "ShardFit"],
 }
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 

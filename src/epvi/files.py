@@ -8,8 +8,7 @@ from typing import TypeVar
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.ground.version import __version__
-from epvi.hub.posterior.file import unpack_posterior
-from epvi.hub.posterior.posterior import Posterior
+from epvi.hub.posterior.posterior import Posterior, unpack_posterior
 from epvi.wire import envelope
 from epvi.wire.answer import Scores, unpack_scores
 from epvi.wire.column_stats import Stats

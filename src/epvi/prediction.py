@@ -12,6 +12,7 @@ from epvi.ground.seeds import Seed, as_key
 from epvi.ground.validation import at_least
 from epvi.ground.verb import verb
 from epvi.hub.posterior.posterior import Posterior
+from epvi.site.derivatives.passes import programs_of
 from epvi.site.model.model import DensityModel, Model
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows, with_constants
@@ -32,7 +33,7 @@ def log_predictive(
     table = read_rows(with_constants(rows, _OF_THE_FIT), undeclared=Undeclared(fitted=made_of.levels))
     same_coding(made_of, table)
     columns = table.columns
-    programs = model.programs(columns)
+    programs = programs_of(model, columns)
     same_space(posterior.space, programs.target.space)
     theta = posterior.theta(num_samples, seed=seed)
     total = 0.0

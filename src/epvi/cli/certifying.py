@@ -12,7 +12,7 @@ from epvi.cli.writing import check_kind
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.hub.refine.refine import Step
     from epvi.wire.answer import Scores
     from epvi.wire.request import Draws
@@ -62,7 +62,7 @@ def certify(context: click.Context, posterior: Path, scores: tuple[Path, ...], *
     if bool(scores) == (said["draws"] is not None):
         raise click.UsageError("Give either --draws FILE, to ask the sites, or the files of scores that they sent.")
     from epvi.files import load_only
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
     if said["draws"] is not None:
         options.refuse_given(
@@ -148,7 +148,7 @@ def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **
     if said["last"]:
         options.refuse_given(context, "draws", why="--last takes no step that would be asked about")
     from epvi.files import load_only
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.hub.refine.refine import refine as refine_once
     from epvi.hub.refine.refine import settle
 

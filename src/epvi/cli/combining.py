@@ -11,7 +11,8 @@ from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.hub import Conflict, Posterior
+    from epvi.hub.agreement.conflict import Conflict
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 
 
@@ -61,8 +62,8 @@ def _in_detail(report: "Conflict") -> list[str]:
 
 
 def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":
-    from epvi.hub import Posterior
     from epvi.hub.posterior import combine as combine_fits
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 
     found = _fits_and_posteriors(files)
@@ -88,7 +89,7 @@ def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, A
 def _fits_and_posteriors(files: tuple[Path, ...]) -> "list[tuple[Path, ShardFit | Posterior]]":
     """What `*.epvi` names of a folder: statistics lie beside fits and are left out; a round's files were not meant."""
     from epvi.files import load_any
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.answer import Scores
     from epvi.wire.column_stats import Stats
     from epvi.wire.shard_fit import ShardFit

@@ -14,7 +14,7 @@ from epvi.wire.supports import describe
 
 if TYPE_CHECKING:
     from epvi.gaussian.mixture import GaussianMixture
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.parameters.space import Space
     from epvi.wire.column_stats import Stats
     from epvi.wire.shard_fit import Provenance, ShardFit

@@ -71,7 +71,7 @@ def _simulate(folder: Path, seed: int) -> dict[str, Any]:
 
 def _tell(folder: Path, truth: dict[str, Any], as_json: bool) -> None:
     from epvi.files import load_only
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
 
     posterior = load_only(folder / "posterior.epvi", Posterior)
     summary = posterior.summary()

@@ -152,7 +152,8 @@ def _from_options(context: click.Context, model: str, said: dict[str, Any]) -> A
         )
     rows = options.make_rows(said)
     _check_default(said, said["which"])
-    from epvi.site import fit_shard, stand_in
+    from epvi.site.tasks.fit_shard import fit_shard
+    from epvi.site.tasks.stand_in import stand_in
     from epvi.study.references import model_named
 
     named = model_named(model, options.make_fixed(said["fixed"]))

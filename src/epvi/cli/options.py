@@ -183,7 +183,10 @@ def make_inference(options: dict[str, Any]) -> "NVI":
 
 def make_product(options: dict[str, Any]) -> "Product | None":
     """The product that the options describe."""
-    from epvi.hub.product import Anchored, Chain, Exact, Subset
+    from epvi.hub.product.anchored import Anchored
+    from epvi.hub.product.chain import Chain
+    from epvi.hub.product.exact import Exact
+    from epvi.hub.product.subset import Subset
 
     way = {"auto": None, "exact": Exact, "chain": Chain, "subset": Subset, "anchored": Anchored}[options["product"]]
     if options["samples"] is None:

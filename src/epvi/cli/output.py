@@ -13,7 +13,8 @@ import click
 from epvi.ground.printable import shown, shown_lines
 
 if TYPE_CHECKING:
-    from epvi.hub import Posterior, Summary
+    from epvi.hub.posterior.posterior import Posterior
+    from epvi.hub.posterior.summary import Summary
     from epvi.hub.refine.refine import Step
     from epvi.wire.shard_fit import ShardFit
 

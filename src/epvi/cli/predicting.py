@@ -47,7 +47,7 @@ def predict(context: click.Context, model: str, posterior: Path, **said: Any) ->
       epvi predict study.toml posterior.epvi --rows new.csv
     """
     from epvi.files import load_only
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.prediction import predict as predict_rows
     from epvi.site.rows.levels import Undeclared
     from epvi.site.rows.rows import read_rows

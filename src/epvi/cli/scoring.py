@@ -94,7 +94,7 @@ def _from_options(model: str, draws: "Draws", said: dict[str, Any]) -> "Scores":
     # Constants are those of the fits: a site cannot have others.
     rows = options.make_rows(said, draws.made_of.standardised)
     _check_default(said, said["which"])
-    from epvi.site import score as score_draws
+    from epvi.site.tasks.score import score as score_draws
     from epvi.study.references import model_named
 
     named = model_named(model, options.make_fixed(said["fixed"]))

@@ -10,7 +10,7 @@ from epvi.cli.output import Verb, about_fit, about_posterior, give, size_of, tru
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 
 _file = click.argument("file", type=options.PATH)
@@ -64,7 +64,7 @@ def summary(file: Path, quantiles: str, as_json: bool) -> None:
     except ValueError:
         raise click.UsageError(f"--quantiles {quantiles}: write probabilities, as in 0.05,0.5,0.95.") from None
     from epvi.files import load_only
-    from epvi.hub import Posterior
+    from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 
     found = load_only(file, ShardFit, Posterior)
@@ -79,7 +79,7 @@ def summary(file: Path, quantiles: str, as_json: bool) -> None:
 
 
 def _alone(fit: "ShardFit") -> "Posterior":
-    from epvi.hub import Posterior
-    from epvi.hub.product import ProductMixture
+    from epvi.hub.posterior.posterior import Posterior
+    from epvi.hub.product.result import ProductMixture
 
     return Posterior(ProductMixture(fit.mixture, None, None, fit.status), fit.space, (fit,))

@@ -38,10 +38,14 @@ class _Submitted:
 
 
 class Pool(Executor):
-    """At most `size` worker processes, which any number of threads may give work."""
+    """At most `size` worker processes, which any number of threads may give work.
 
-    def __init__(self, size: int) -> None:
+    A new process imports the module `preloaded` while it waits for its first task.
+    """
+
+    def __init__(self, size: int, preloaded: str = "") -> None:
         self._size = size
+        self._preloaded = preloaded
         self._lock = threading.Lock()
         self._waiting: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
         self._processes: set[WorkerProcess] = set()
@@ -162,7 +166,7 @@ class Pool(Executor):
             return process
         self._ended(process)
         try:
-            process = WorkerProcess(self._size)
+            process = WorkerProcess(self._size, self._preloaded)
         except Exception:
             if quiet:
                 return None
@@ -190,12 +194,12 @@ def size_of(number: int | None) -> int:
     return loky.cpu_count() if multiprocessing.parent_process() is None else 1
 
 
-def workers(number: int | None) -> Pool:
+def workers(number: int | None, preloaded: str = "") -> Pool:
     """The pool of this many workers, as the last call left it; the processes of a new one start at once."""
     size = size_of(number)
     with _lock:
         if size not in _pools:
-            _pools[size] = Pool(size)
+            _pools[size] = Pool(size, preloaded)
         return _pools[size]
 
 

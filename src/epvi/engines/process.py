@@ -23,7 +23,7 @@ _ENVIRONMENT = {"NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1
 _BEGIN = (
     "import json,os,signal,sys;signal.signal(signal.SIGINT,signal.SIG_IGN);"
     "sys.path[:]=json.loads(os.environ.pop('EPVI_WORKER_PATH'));"
-    "from epvi.engines.serving import serve;serve(int(sys.argv[1]))"
+    "from epvi.engines.serving import serve;serve(int(sys.argv[1]),sys.argv[2])"
 )
 
 
@@ -38,12 +38,12 @@ class WorkerGone(WorkerDied):
 class WorkerProcess:
     """A worker; `run` and `end` are for one thread, `kill` for any."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, preloaded: str = "") -> None:
         environment = dict(os.environ) | _ENVIRONMENT | cache_environment()
         environment["EPVI_WORKER_PATH"] = json.dumps(sys.path)
         # A user who turns warnings into errors does so for the program, not for what libraries say in its workers.
         environment.pop("PYTHONWARNINGS", None)
-        command = [sys.executable or "python", "-c", _BEGIN, str(num_workers)]
+        command = [sys.executable or "python", "-c", _BEGIN, str(num_workers), preloaded]
         pipe = subprocess.PIPE
         try:
             self._process = subprocess.Popen(command, bufsize=0, stdin=pipe, stdout=pipe, env=environment)

@@ -4,6 +4,7 @@ Tasks come through the standard input and results leave through the standard out
 standard error instead, because it is no result of the program.
 """
 
+import importlib
 import os
 import queue
 import socket
@@ -15,8 +16,11 @@ import cloudpickle
 from epvi.engines.frames import receive, send
 
 
-def serve(num_workers: int) -> None:
-    """Run tasks until the input ends; `num_workers` is how many processes share the cores."""
+def serve(num_workers: int, preloaded: str) -> None:
+    """Run tasks until the input ends.
+
+    `num_workers` is how many processes share the cores, `preloaded` the module that every task needs.
+    """
     # In a program that has closed its standard error this takes its number, and prints go nowhere.
     nothing = os.open(os.devnull, os.O_RDWR)
     incoming = FileIO(os.dup(0), "rb")
@@ -24,9 +28,8 @@ def serve(num_workers: int) -> None:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     take_a_core(num_workers)
-    # What every task needs, before the first one comes.
-    import epvi.run.worker  # noqa: F401
-
+    if preloaded:
+        importlib.import_module(preloaded)
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(incoming, tasks), daemon=True).start()
     while True:

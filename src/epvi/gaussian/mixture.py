@@ -15,7 +15,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Float
 
-from epvi.gaussian.reduction import Moments, greedy_merge
+from epvi.gaussian.reduction import ComponentMoments, greedy_merge
 from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
 from epvi.ground import validation
 from epvi.ground.errors import EpviError
@@ -335,7 +335,9 @@ def _widen(mixture: GaussianMixture, structure: Structure) -> GaussianMixture:
 def _reduce(mixture: GaussianMixture, num_components: int) -> GaussianMixture:
     structure = mixture.structure
     covariances = jax.vmap(structure.packed_covariance)(mixture.roots)
-    kept = greedy_merge(structure, Moments(jnp.exp(mixture.log_weights), mixture.means, covariances), num_components)
+    kept = greedy_merge(
+        structure, ComponentMoments(jnp.exp(mixture.log_weights), mixture.means, covariances), num_components
+    )
     roots = jax.vmap(structure.root_of_covariance)(kept.covariances)
     return GaussianMixture(jnp.log(kept.weights), kept.means, roots, structure)
 

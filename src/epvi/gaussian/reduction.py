@@ -18,7 +18,7 @@ from epvi.gaussian.structure import Structure
 from epvi.ground.float64 import AnyArray
 
 
-class Moments(NamedTuple):
+class ComponentMoments(NamedTuple):
     """Weighted components by their moments."""
 
     weights: Float[AnyArray, "*K"]
@@ -26,33 +26,35 @@ class Moments(NamedTuple):
     covariances: Float[AnyArray, "..."]
 
 
-class _State(NamedTuple):
-    components: Moments
+class _MergeState(NamedTuple):
+    components: ComponentMoments
     log_dets: Float[AnyArray, " K"]
     alive: Bool[AnyArray, " K"]
     costs: Float[AnyArray, "K K"]
 
 
-def merge_pair(structure: Structure, a: Moments, b: Moments) -> Moments:
+def merge_pair(structure: Structure, a: ComponentMoments, b: ComponentMoments) -> ComponentMoments:
     """The one component with the weight, mean and covariance of two."""
     weight = a.weights + b.weights
     share = jnp.where(weight > 0, b.weights / jnp.where(weight > 0, weight, 1.0), 0.5)
     delta = b.means - a.means
     spread = (1 - share) * share * structure.outer(delta)
-    return Moments(weight, a.means + share * delta, (1 - share) * a.covariances + share * b.covariances + spread)
+    return ComponentMoments(
+        weight, a.means + share * delta, (1 - share) * a.covariances + share * b.covariances + spread
+    )
 
 
-def greedy_merge(structure: Structure, components: Moments, num_components: int) -> Moments:
+def greedy_merge(structure: Structure, components: ComponentMoments, num_components: int) -> ComponentMoments:
     """Merge pair after pair until `num_components` are left; in the order of their first members."""
     k, d = components.means.shape
 
     def log_det(covariance: AnyArray) -> AnyArray:
         return -2 * structure.half_log_det(structure.root_of_covariance(covariance), d)
 
-    def joint_log_dets(a: Moments, everything: Moments) -> Float[AnyArray, " K"]:
+    def joint_log_dets(a: ComponentMoments, everything: ComponentMoments) -> Float[AnyArray, " K"]:
         return jax.vmap(lambda b: log_det(merge_pair(structure, a, b).covariances))(everything)
 
-    def merge_cheapest(_: Int[AnyArray, ""], state: _State) -> _State:
+    def merge_cheapest(_: Int[AnyArray, ""], state: _MergeState) -> _MergeState:
         i, j = jnp.unravel_index(jnp.argmin(state.costs), (k, k))
         pair = [jax.tree.map(lambda x, at=at: x[at], state.components) for at in (i, j)]
         joint = merge_pair(structure, pair[0], pair[1])
@@ -67,14 +69,14 @@ def greedy_merge(structure: Structure, components: Moments, num_components: int)
         row = 0.5 * ((joint.weights + everything.weights) * joint_log_dets(joint, everything) - parts)
         row = jnp.where(alive, row, jnp.inf).at[i].set(jnp.inf)
         costs = jnp.asarray(state.costs).at[j, :].set(jnp.inf).at[:, j].set(jnp.inf).at[i, :].set(row).at[:, i].set(row)
-        return _State(everything, log_dets, alive, costs)
+        return _MergeState(everything, log_dets, alive, costs)
 
     # A component joined with itself is itself: the diagonal holds the components' own.
     joints = jax.lax.map(lambda a: joint_log_dets(a, components), components)
     log_dets, weights = jnp.diag(joints), components.weights
     parts = weights * log_dets
     costs = 0.5 * ((weights[:, None] + weights[None, :]) * joints - parts[:, None] - parts[None, :])
-    start = _State(components, log_dets, jnp.ones(k, bool), jnp.where(jnp.eye(k, dtype=bool), jnp.inf, costs))
+    start = _MergeState(components, log_dets, jnp.ones(k, bool), jnp.where(jnp.eye(k, dtype=bool), jnp.inf, costs))
     end = jax.lax.fori_loop(0, k - num_components, merge_cheapest, start)
     kept = jnp.argsort(~end.alive, stable=True)[:num_components]
     return jax.tree.map(lambda x: x[kept], end.components)

@@ -1,1 +1,1 @@
-"""What every other room stands on: errors, validation, float64, seeds, files written whole, text that terminals can show."""
+"""What every other room stands on: errors, validation, float64, seeds, atomic files, printable text."""

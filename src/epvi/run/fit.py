@@ -15,18 +15,18 @@ import cloudpickle
 import jax
 import numpy as np
 
-from epvi.engines import local as pool
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
-from epvi.hub.posterior.combine import multiplied
+from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, Scoring, run_rounds
-from epvi.run.shards import ShardError, kept_in, sites_of
+from epvi.run.shards import ShardError, kept_in, shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
 from epvi.run.worker import Job, model_of
+from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import block_size
 from epvi.site.fit.inference import Inference
 from epvi.site.model.model import Model
@@ -34,7 +34,7 @@ from epvi.site.rows.levels import OWN
 from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
-from epvi.site.tasks.fit_shard import Plan, as_inference, as_model, provenance
+from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model, provenance
 from epvi.wire.shard_fit import ShardFit
 
 # Shard m uses the m-th key; the split's is out of their reach.
@@ -77,19 +77,19 @@ def fit(
     table, split = _split(model, rows, shards, by, shuffle, key)
     if not isinstance(executor, Executor):
         # They start while the model is looked at.
-        pool.workers(executor)
+        workers_of(executor)
     sent = _as_bytes(model)
     model = model_of(sent)
-    programs = model.programs(table.columns)
+    programs = programs_of(model, table.columns)
     programs.target.check(table.columns)
     size = block_size(programs, table.columns, split.largest, inference.points_at_once)
     key_data = np.asarray(jax.random.key_data(key))
-    plan = Plan(inference, size, key_data, provenance(model, programs, table), table.hash_key)
+    plan = FitPlan(inference, size, key_data, provenance(model, programs, table), table.hash_key)
     job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any)
     folder = WorkFolder(Path(work)) if work else None
     with (
         ShardProgress(split.num_shards, progress) as bar,
-        sites_of(job, table.columns, split, executor, bar, folder) as sites,
+        shards_of(job, table.columns, split, executor, bar, folder) as sites,
     ):
         posterior = _combined(sites.fit(), product, seed, bar)
         try:
@@ -110,7 +110,7 @@ def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: Sh
         others = f" So it was with {len(bad) - 1} more." if len(bad) > 1 else ""
         raise ShardError(f"shard {bad[0].label} did not end well: {bad[0].status}{others}{kept_in(good)}", good)
     bar.say("multiplying")
-    return multiplied(fits, product, seed)
+    return Posterior(*multiplied(fits, product, seed))
 
 
 def _split(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from epvi.engines import local as pool
+from epvi.engines.local import Pool, size_of, workers
 from epvi.engines.process import WorkerDied
 from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
@@ -27,7 +27,7 @@ from epvi.run.work_folder import WorkFolder, remove_dead
 from epvi.run.worker import HeldRows, Job, answer_shard, forget, run_shard
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
-from epvi.site.tasks.fit_shard import Plan
+from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
@@ -46,7 +46,7 @@ class ShardError(EpviError):
 
 
 @dataclasses.dataclass(eq=False)
-class Sites:
+class Shards:
     """All shards of one call, while it lasts."""
 
     executor: Executor
@@ -142,14 +142,14 @@ class Sites:
 
 
 @contextlib.contextmanager
-def sites_of(
+def shards_of(
     job: Job,
     columns: Columns,
     split: Split,
     executor: Executor | int | None,
     bar: ShardProgress,
     work: WorkFolder | None,
-) -> Iterator[Sites]:
+) -> Iterator[Shards]:
     """The shards with their rows where the executor's workers find them, for as long as they are needed."""
     m = split.num_shards
     parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
@@ -157,25 +157,25 @@ def sites_of(
     if isinstance(executor, Executor):
         needed = [part for part in parts if job.keeps or part.shard not in done]
         held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
-        made = Sites(executor, job, parts, held, done, bar, work)
+        made = Shards(executor, job, parts, held, done, bar, work)
         try:
             yield made
         finally:
             made.forget()
         return
     if len(done) == m and not job.keeps:
-        yield Sites(pool.workers(executor), job, parts, {}, done, bar, work)
+        yield Shards(workers_of(executor), job, parts, {}, done, bar, work)
         return
     with _folder(work) as folder:
-        workers = pool.workers(executor)
+        pool = workers_of(executor)
         passes = folder / "passes.npy"
         with reported(folder.parent):
             np.save(passes, np.zeros(m, np.int32))
         bar.say("reading rows")
-        mapped = write_rows(columns, split, folder, min(pool.size_of(executor), m))
+        mapped = write_rows(columns, split, folder, min(size_of(executor), m))
         bar.watch(passes)
         job = dataclasses.replace(job, passes=passes)
-        yield Sites(workers, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work)
+        yield Shards(pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work)
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:
@@ -183,7 +183,7 @@ def _taken(columns: Columns, split: Split, part: Part) -> Columns:
 
 
 def _already(
-    work: WorkFolder | None, plan: Plan, columns: Columns, parts: list[Part], split: Split
+    work: WorkFolder | None, plan: FitPlan, columns: Columns, parts: list[Part], split: Split
 ) -> dict[int, ShardFit]:
     if work is None:
         return {}
@@ -237,7 +237,7 @@ def _error_of(future: Future) -> Exception | None:
 
 def _abandon(executor: Executor, futures: list[Future]) -> None:
     """Leave what is not finished: this call's work only."""
-    if isinstance(executor, pool.Pool):
+    if isinstance(executor, Pool):
         executor.abandon(futures)
     for future in futures:
         future.cancel()
@@ -269,3 +269,8 @@ def _explained(
     else:
         said = f"{shard} could not be {done}: {type(error).__name__}: {str(error).rstrip('.')}."
     return ShardError(f"{said}{others}{kept_in(kept)}", kept)
+
+
+def workers_of(number: int | None) -> Pool:
+    """epvi's own workers, so many or one per core; they import what a shard's work needs while they wait."""
+    return workers(number, preloaded="epvi.run.worker")

@@ -18,7 +18,7 @@ from epvi.ground.atomic import is_abandoned, owner
 from epvi.ground.errors import EpviError
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.fingerprint import hash_rows
-from epvi.site.tasks.fit_shard import Plan
+from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.shard_fit import Part, Provenance, ShardFit, describe_provenance
 
 # How near two machines' values of one model are, of rows in float32.
@@ -51,7 +51,7 @@ class WorkFolder:
         width = len(str(part.num_shards))
         return self.path / f"shard-{part.shard:0{width}d}-of-{part.num_shards}.epvi"
 
-    def fit_of(self, part: Part, plan: Plan, columns: Callable[[], Columns]) -> ShardFit | None:
+    def fit_of(self, part: Part, plan: FitPlan, columns: Callable[[], Columns]) -> ShardFit | None:
         """The part's fit if it is there; refused when it is that of another run, or of other rows than `columns()`."""
         file = self.file(part)
         if not file.exists():

@@ -17,10 +17,11 @@ from epvi.ground.compiled import let_go
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
 from epvi.run.row_files import MappedRows
-from epvi.site.derivatives.expansion_cache import Memory
+from epvi.site.derivatives.expansion_cache import ExpansionCache
+from epvi.site.derivatives.passes import programs_of
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.fit_shard import Plan, fit_columns
+from epvi.site.tasks.fit_shard import FitPlan, fit_columns
 from epvi.site.tasks.score import Asking, answer_columns
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
@@ -32,7 +33,7 @@ class Job:
     """What all shards of one call share."""
 
     model: bytes
-    plan: Plan
+    plan: FitPlan
     # Where passes over the rows are counted for the progress bar: an array of one int32 per shard, or None.
     passes: Path | None
     # The call that it belongs to, and whether shards will be asked again.
@@ -59,7 +60,7 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     report = _Passes(job.passes, part.shard)
     report(0)
     with _at_work(job, "the fit"):
-        programs = model_of(job.model).programs(columns)
+        programs = programs_of(model_of(job.model), columns)
         return fit_columns(programs, columns, part, job.plan, report)
 
 
@@ -71,12 +72,16 @@ def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws
     if rows is None:
         return None
     # Expansions are used again only where every worker has them: the answer is the same whoever gives it.
-    memory = Memory(rows.folder / f"expansions-{part.shard}.npz") if isinstance(rows, MappedRows) else Memory()
+    memory = (
+        ExpansionCache(rows.folder / f"expansions-{part.shard}.npz")
+        if isinstance(rows, MappedRows)
+        else ExpansionCache()
+    )
     columns = rows.columns()
     plan = job.plan
     points = plan.inference.points_at_once
     with _at_work(job, "the scores"):
-        programs = model_of(job.model).programs(columns)
+        programs = programs_of(model_of(job.model), columns)
         asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, memory=memory)
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
 

@@ -4,16 +4,20 @@ Takes a posterior; a model with rows, when given, answers for itself (`replies`)
 """
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
+from epvi.ground.status import Status
 from epvi.ground.validation import at_least
 from epvi.ground.version import __version__
-from epvi.hub.posterior.posterior import Posterior
+from epvi.hub.posterior.parts import Choices
+from epvi.parameters.arviz_names import arviz_names
+from epvi.parameters.space import Space
+from epvi.wire.shard_fit import ShardFit
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,7 +29,26 @@ _SAMPLED = (_POSTERIOR, "posterior_predictive", "log_likelihood")
 _GROUPS = (*_SAMPLED, "observed_data", "constant_data")
 
 
-def draws_frame(posterior: Posterior, num_samples: int, seed: Seed) -> "pyarrow.Table":
+class Exportable(Protocol):
+    """What is exported of a posterior: draws, and where they came from; `epvi.Posterior` is one."""
+
+    @property
+    def space(self) -> Space: ...  # noqa: D102
+    @property
+    def fits(self) -> tuple[ShardFit, ...]: ...  # noqa: D102
+    @property
+    def choices(self) -> Choices: ...  # noqa: D102
+    @property
+    def num_rows(self) -> int: ...  # noqa: D102
+    @property
+    def stands_for(self) -> str: ...  # noqa: D102
+    @property
+    def status(self) -> Status: ...  # noqa: D102
+    def theta(self, num_samples: int, *, seed: Seed) -> np.ndarray: ...  # noqa: D102
+    def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]: ...  # noqa: D102
+
+
+def draws_frame(posterior: Exportable, num_samples: int, seed: Seed) -> "pyarrow.Table":
     """One float64 column per number, with the provenance in the schema's metadata."""
     import pyarrow
 
@@ -39,7 +62,7 @@ def draws_frame(posterior: Posterior, num_samples: int, seed: Seed) -> "pyarrow.
 
 
 def to_arviz(
-    posterior: Posterior, num_samples: int, num_chains: int, model: Any, rows: Any, seed: Seed
+    posterior: Exportable, num_samples: int, num_chains: int, model: Any, rows: Any, seed: Seed
 ) -> "xarray.DataTree":
     """Draws in chains, and what the model says of the rows at them."""
     try:
@@ -52,7 +75,7 @@ def to_arviz(
     theta = posterior.theta(num_samples, seed=key)
     found = _replies(posterior, model, rows, theta, jax.random.fold_in(key, 1))
     found[_POSTERIOR] = {**posterior.space.constrain(theta), **found.get(_POSTERIOR, {})}
-    groups = {group: renamed(found[group]) for group in _GROUPS if found.get(group)}
+    groups = {group: arviz_names(found[group]) for group in _GROUPS if found.get(group)}
     row = _row_dimension(groups)
     about = provenance(posterior)
     made = {}
@@ -69,7 +92,7 @@ def to_arviz(
     return tree
 
 
-def provenance(posterior: Posterior) -> dict[str, str | int]:
+def provenance(posterior: Exportable) -> dict[str, str | int]:
     """Where the draws came from, in strings and whole numbers that every file format takes."""
     product = posterior.choices.product
     return {
@@ -97,7 +120,7 @@ def _chains(num_samples: Any, num_chains: Any) -> tuple[int, int]:
 
 
 def _replies(
-    posterior: Posterior, model: Any, rows: Any, theta: np.ndarray, key: jax.Array
+    posterior: Exportable, model: Any, rows: Any, theta: np.ndarray, key: jax.Array
 ) -> dict[str, dict[str, np.ndarray]]:
     if model is None and rows is None:
         return {}
@@ -107,16 +130,6 @@ def _replies(
     if not hasattr(model, "replies"):
         raise EpviError(f"model is a {type(model).__name__}: pass epvi.Model(function).")
     return model.replies(rows, posterior.space, posterior.fits[0].made_of, theta, key)
-
-
-def renamed(data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Names that a tree of groups can hold: a slash would be a path."""
-    made = {name.replace("/", "."): value for name, value in data.items()}
-    taken = [name for name in ("chain", "draw") if name in made]
-    if taken or len(made) < len(data):
-        which = repr(taken[0]) if taken else "two names that differ by a slash and a dot only"
-        raise EpviError(f"the model has {which}, which ArviZ needs for itself: rename it in the model and its columns.")
-    return made
 
 
 def _row_dimension(groups: dict[str, dict[str, np.ndarray]]) -> str:

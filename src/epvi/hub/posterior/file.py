@@ -1,6 +1,6 @@
 """A posterior in a file: its mixture, and the fits of its shards, so that late ones can still be put in.
 
-What later rounds have added to it is in `stored_rounds.py`.
+What later rounds have added to it is in `file_rounds.py`.
 """
 
 import dataclasses
@@ -12,9 +12,12 @@ from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
 from epvi.ground.version import __version__
 from epvi.hub.posterior.file_rounds import pack_rounds, read_rounds
-from epvi.hub.posterior.posterior import Choices, Posterior
-from epvi.hub.product import Anchored, Chain, Exact, ProductMixture, Subset
-from epvi.hub.product.result import Product
+from epvi.hub.posterior.parts import Choices, Parts
+from epvi.hub.product.anchored import Anchored
+from epvi.hub.product.chain import Chain
+from epvi.hub.product.exact import Exact
+from epvi.hub.product.result import Product, ProductMixture
+from epvi.hub.product.subset import Subset
 from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, finite_or_none, number_or_nan
@@ -26,29 +29,29 @@ _MOST_FITS = 100_000
 _MOST_SAMPLES = 10**8
 
 
-def pack_posterior(posterior: Posterior) -> Envelope:
+def pack_parts(parts: Parts) -> Envelope:
     """A posterior as it is written."""
-    made = posterior.product
+    made = parts.product
     arrays = mixture_arrays(made.mixture)
-    for i, fit in enumerate(posterior.fits):
+    for i, fit in enumerate(parts.fits):
         arrays |= mixture_arrays(fit.mixture, f"{i}/")
-    rounds, more = pack_rounds(posterior)
+    rounds, more = pack_rounds(parts)
     record = {
-        "space": describe_space(posterior.space),
+        "space": describe_space(parts.space),
         "structure": type(made.mixture.structure).__name__.lower(),
         "status": describe_status(made.status),
         "log_normaliser": None if made.log_normaliser is None else [finite_or_none(x) for x in made.log_normaliser],
-        "product": None if posterior.choices.product is None else _describe_way(posterior.choices.product),
-        "key": list(posterior.choices.key),
-        "fits": [describe_fit(fit) for fit in posterior.fits],
+        "product": None if parts.choices.product is None else _describe_way(parts.choices.product),
+        "key": list(parts.choices.key),
+        "fits": [describe_fit(fit) for fit in parts.fits],
         **rounds,
         "version": __version__,
     }
     return Envelope("posterior", record, arrays | more)
 
 
-def unpack_posterior(content: Envelope) -> Posterior:
-    """The posterior that was written."""
+def unpack_parts(content: Envelope) -> Parts:
+    """The parts of the posterior that was written."""
     record = Record(content.record)
     space = read_space(record, content.arrays)
     mixture = read_mixture(record.text("structure"), content.arrays, space.dim)
@@ -70,7 +73,7 @@ def unpack_posterior(content: Envelope) -> Posterior:
         raise Malformed("its key is not a seed")
     product = ProductMixture(mixture, normaliser, None, read_status(record))
     rounds = read_rounds(record, content, space.dim, sum(not fit.is_stand_in for fit in fits))
-    return Posterior(product, space, fits, Choices(way, key), **rounds)
+    return Parts(product, space, fits, Choices(way, key), **rounds)
 
 
 def _describe_way(way: Product) -> dict[str, Any]:

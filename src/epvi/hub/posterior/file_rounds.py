@@ -6,13 +6,14 @@ be infinite here (the ELBO of a posterior with an impossible draw is), which JSO
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from epvi.gaussian.mixture import Estimate
 from epvi.gaussian.structure import Full
-from epvi.hub.refine.natural_gradient import Moments
+from epvi.hub.posterior.parts import Parts
+from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.refine import Step
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.verdict import CORRECTED, NOT, TRUST
@@ -22,9 +23,6 @@ from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, printable
 from epvi.wire.request import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
 
-if TYPE_CHECKING:
-    from epvi.hub.posterior.posterior import Posterior
-
 _PLAIN = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 _DRAWS = ("theta", "weights", "own")
 _ENDLESS = ("inf", "-inf", "nan")
@@ -33,14 +31,14 @@ _MOST_ROUNDS = 10**6
 _SUM = 1e-6
 
 
-def pack_rounds(posterior: "Posterior") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def pack_rounds(parts: Parts) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What a posterior's record and its arrays have of its later rounds."""
     record = {
-        "certificate": describe_certificate(posterior.certificate),
-        "step": describe_step(posterior.step),
-        "traffic": posterior.traffic,
+        "certificate": describe_certificate(parts.certificate),
+        "step": describe_step(parts.step),
+        "traffic": parts.traffic,
     }
-    return record, certificate_arrays(posterior.certificate, "certificate/") | step_arrays(posterior.step)
+    return record, certificate_arrays(parts.certificate, "certificate/") | step_arrays(parts.step)
 
 
 def read_rounds(record: Record, content: Envelope, dim: int, num_answers: int) -> Mapping[str, Any]:
@@ -167,7 +165,7 @@ def read_step(record: Record, content: Envelope, dim: int, num_answers: int) -> 
     return Step(record.whole("rounds", 0, _MOST_ROUNDS), rate, gained, before, mixture, certificate)
 
 
-def _read_moments(structure: str, content: Envelope, dim: int) -> Moments:
+def _read_moments(structure: str, content: Envelope, dim: int) -> JointMoments:
     gaussians = read_mixture(structure, content.arrays, dim, "before/")
     base = read_points(content, "before/base", None, dim)
     count, size = gaussians.num_components, len(base)
@@ -177,7 +175,9 @@ def _read_moments(structure: str, content: Envelope, dim: int) -> Moments:
     shape = (count, dim, dim) if isinstance(gaussians.structure, Full) else (count, dim)
     hessian = read_array(content, "before/hessian", shape)
     values = read_array(content, "before/values", (count, size))
-    return Moments(gaussians, base, Expected(values, read_array(content, "before/gradient", (count, dim)), hessian))
+    return JointMoments(
+        gaussians, base, Expected(values, read_array(content, "before/gradient", (count, dim)), hessian)
+    )
 
 
 def _said(value: Any) -> float | str:

@@ -19,9 +19,15 @@ from epvi.ground.status import Status
 from epvi.ground.validation import at_least
 from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.agreement.conflict import Conflict, conflict_between
+from epvi.hub.posterior import export
+from epvi.hub.posterior.file import pack_parts, unpack_parts
+from epvi.hub.posterior.multiplied import checked_and_multiplied
+from epvi.hub.posterior.parts import Choices, Parts
 from epvi.hub.posterior.summary import Derive, Summary, summarise
-from epvi.hub.product import ProductMixture
-from epvi.hub.product.result import Product
+from epvi.hub.product.result import ProductMixture
+from epvi.hub.refine.refine import Step
+from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.propose import digest_of, draws_of, usual_base
 from epvi.parameters.space import Space
 from epvi.wire import envelope
 from epvi.wire.codec import mixture_arrays
@@ -32,23 +38,12 @@ if TYPE_CHECKING:
     import pyarrow
     import xarray
 
-    from epvi.hub.refine.refine import Step
-    from epvi.hub.trust.certify import Certificate
-
 # Quantiles, and moments of constrained parameters, come from this many draws.
 _SUMMARY_DRAWS = 10_000
 # Draws that sites are asked to score.
 NUM_DRAWS = 2048
 # Nats that all fits together may be away from their subposteriors before the posterior says so.
 _TOLERABLE_LOSS = 0.5
-
-
-@dataclasses.dataclass(frozen=True)
-class Choices:
-    """How a posterior was combined: the way to multiply (None: by size) and the data of the seed's key."""
-
-    product: Product | None = None
-    key: tuple[int, ...] = (0, 0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -64,9 +59,9 @@ class Posterior:
     product: ProductMixture
     space: Space
     fits: tuple[ShardFit, ...]
-    choices: Choices = Choices()
-    certificate: "Certificate | None" = None
-    step: "Step | None" = None
+    choices: Choices = dataclasses.field(default_factory=Choices)
+    certificate: Certificate | None = None
+    step: Step | None = None
     traffic: int = 0
 
     @property
@@ -119,13 +114,11 @@ class Posterior:
 
     def ask(self, num_draws: int = NUM_DRAWS, *, moments: bool = True, seed: Seed = 0) -> Draws:
         """Draws for the sites to score (`epvi.score`); with `moments` their answers serve a refinement as well."""
-        from epvi.hub.trust.propose import digest_of, draws_of, usual_base
-
         at_least("num_draws", num_draws, 64)
         key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
         return draws_of(self, Asked(digest_of(self), num_draws, usual_base(self.space.dim) if moments else 0, key))
 
-    def with_certificate(self, certificate: "Certificate") -> "Posterior":
+    def with_certificate(self, certificate: Certificate) -> "Posterior":
         """The same posterior with its summary and draws corrected, as `epvi.certify` found."""
         return dataclasses.replace(self, certificate=certificate)
 
@@ -134,9 +127,6 @@ class Posterior:
 
         It is multiplied anew: a certificate and refinements were of the posterior without them.
         """
-        # The door opens both ways: combining makes posteriors.
-        from epvi.hub.posterior.combine import combine
-
         for fit in fits:
             if not isinstance(fit, ShardFit):
                 raise EpviError(f"a fit is a {type(fit).__name__}: pass what epvi.fit_shard or epvi.load gives.")
@@ -146,12 +136,12 @@ class Posterior:
         bad = [fit for fit in fits if not fit.status.ok]
         accept = accept_unconverged or (not bad and any(not other.status.ok for other in others))
         seed = np.asarray(self.choices.key, np.uint32)
-        return combine([*others, *fits], self.choices.product, accept_unconverged=accept, seed=seed)
+        return Posterior(
+            *checked_and_multiplied([*others, *fits], self.choices.product, seed, accept_unconverged=accept)
+        )
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, with the shards' fits, whole or not at all."""
-        from epvi.hub.posterior.file import pack_posterior, unpack_posterior
-
         return envelope.save(path, pack_posterior(self), unpack_posterior)
 
     def conflict(self, *, seed: Seed = 0) -> Conflict:
@@ -206,9 +196,7 @@ class Posterior:
         `.to_pandas()` makes it a pandas frame, `polars.from_arrow(table)` a Polars one. The schema's metadata holds
         under `epvi` where the draws came from, as JSON.
         """
-        from epvi.hub.posterior.export import draws_frame
-
-        return draws_frame(self, num_samples, seed)
+        return export.draws_frame(self, num_samples, seed)
 
     def to_arviz(
         self, num_samples: int = 1000, *, model: Any = None, rows: Any = None, num_chains: int = 4, seed: Seed = 0
@@ -220,6 +208,14 @@ class Posterior:
         they come as `num_chains` chains because ArviZ's R-hat and ESS compare chains, and are good by construction:
         whether the posterior is, `status` and `certificate` tell. A `/` in a name becomes a dot.
         """
-        from epvi.hub.posterior.export import to_arviz
+        return export.to_arviz(self, num_samples, num_chains, model, rows, seed)
 
-        return to_arviz(self, num_samples, num_chains, model, rows, seed)
+
+def pack_posterior(posterior: Posterior) -> envelope.Envelope:
+    """A posterior as it is written."""
+    return pack_parts(Parts(*(getattr(posterior, name) for name in Parts._fields)))
+
+
+def unpack_posterior(content: envelope.Envelope) -> Posterior:
+    """The posterior that was written."""
+    return Posterior(*unpack_parts(content))

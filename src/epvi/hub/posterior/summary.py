@@ -7,7 +7,7 @@ this one weighted sample, whose noise is that of the correction and not of the w
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,9 +17,7 @@ from epvi.gaussian.quasi_random import draw, uniform_points
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.text_table import lined_up
-
-if TYPE_CHECKING:
-    from epvi.hub.posterior.posterior import Posterior
+from epvi.hub.refine.refine import Refinable
 
 # Draws by name, (n, ...) each, to other numbers of every draw.
 Derive = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
@@ -56,7 +54,7 @@ class Summary:
 
 
 def summarise(
-    posterior: "Posterior", quantiles: Sequence[float], num_samples: int, seed: Seed, of: Derive | None
+    posterior: Refinable, quantiles: Sequence[float], num_samples: int, seed: Seed, of: Derive | None
 ) -> Summary:
     """The table; moments of unconstrained parameters are those of the mixture, and not of draws, before correction."""
     mixture, space = posterior.mixture, posterior.space

@@ -27,7 +27,7 @@ from epvi.ground.float64 import AnyArray, to_numpy
 from epvi.ground.status import Status
 from epvi.hub.product.blocks import Blocks, in_blocks, log_joint, select
 from epvi.hub.product.fold import fold_singles
-from epvi.hub.product.modes import Modes, find_modes
+from epvi.hub.product.modes import ProductModes, find_modes
 from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Stack, check_memory, finish, stack
@@ -131,7 +131,7 @@ class _Task(NamedTuple):
 
     stacked: Stack
     blocks: Blocks
-    modes: Modes
+    modes: ProductModes
 
 
 class _Anchors(NamedTuple):
@@ -161,7 +161,7 @@ def _reach(num_anchors: int) -> Float[np.ndarray, " A"]:
     return np.random.default_rng(0).permutation(reach)
 
 
-def _gaussians_at(modes: Modes) -> _Weighted:
+def _gaussians_at(modes: ProductModes) -> _Weighted:
     """The modes by their mass, and a little of each."""
     mass = np.exp(modes.log_mass - np.max(modes.log_mass))
     share = (1 - _MODES_SHARE) * mass / np.sum(mass) + _MODES_SHARE / len(mass)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from epvi.gaussian.structure import Structure
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray
-from epvi.hub.product.stack import Components, Stack
+from epvi.hub.product.stack import Stack, StackedComponents
 
 # Components of one block, at most, and the numbers that a table over them may take.
 _COMPONENTS = 256
@@ -68,7 +68,7 @@ def log_joint(shards: Blocks, theta: Float[AnyArray, " d"]) -> Float[AnyArray, "
 
 
 @compiled
-def select(blocks: Blocks, index: Int[AnyArray, "S M"]) -> Components:
+def select(blocks: Blocks, index: Int[AnyArray, "S M"]) -> StackedComponents:
     """The product components at S index vectors, M counting the flat shards that fill the last block."""
     structure = blocks.structure
     num_blocks, per_block, k, d = blocks.means.shape
@@ -92,4 +92,4 @@ def select(blocks: Blocks, index: Int[AnyArray, "S M"]) -> Components:
         return log_mass + jnp.sum(picked, axis=1) - 0.5 * squares, None
 
     log_mass, _ = jax.lax.scan(weigh, jnp.zeros(s), (blocks, blocked))
-    return Components(log_mass, mean + blocks.centre[:1], precision)
+    return StackedComponents(log_mass, mean + blocks.centre[:1], precision)

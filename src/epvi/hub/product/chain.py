@@ -29,7 +29,7 @@ from epvi.ground.status import Status
 from epvi.hub.product.blocks import Blocks, in_blocks, select
 from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.product.result import Product, ProductMixture
-from epvi.hub.product.stack import Components, Stack, check_memory, finish, stack
+from epvi.hub.product.stack import Stack, StackedComponents, check_memory, finish, stack
 
 # Steps of every chain that are compiled as one stretch.
 _STRETCH = 1024
@@ -111,7 +111,7 @@ class _Pair(NamedTuple):
         return _Pair(high, low - (high - total))
 
 
-class _State(NamedTuple):
+class _ChainState(NamedTuple):
     indices: Int[AnyArray, " M"]
     precision: _Pair
     eta: _Pair
@@ -153,7 +153,7 @@ def _diagnose(run: _Run) -> ChainDiagnostics:
     )
 
 
-class _Step(NamedTuple):
+class _ChainStep(NamedTuple):
     """The random numbers of one step: a shard, one of its components, and the log of a uniform."""
 
     shard: Int[AnyArray, "*C"]
@@ -161,11 +161,11 @@ class _Step(NamedTuple):
     log_u: Float[AnyArray, "*C"]
 
 
-def _draw_steps(stacked: Stack, key: AnyArray, shape: tuple[int, ...]) -> _Step:
+def _draw_steps(stacked: Stack, key: AnyArray, shape: tuple[int, ...]) -> _ChainStep:
     where, what, whether = jax.random.uniform(key, (3, *shape))
     shard = _scaled(where, jnp.full(shape, stacked.num_shards))
     proposal = _scaled(what, stacked.counts[shard])
-    return _Step(shard, proposal, jnp.log(whether))
+    return _ChainStep(shard, proposal, jnp.log(whether))
 
 
 def _scaled(uniform: AnyArray, count: Int[AnyArray, "..."]) -> Int[AnyArray, "..."]:
@@ -173,7 +173,7 @@ def _scaled(uniform: AnyArray, count: Int[AnyArray, "..."]) -> Int[AnyArray, "..
     return jnp.floor(uniform * count.astype(uniform.dtype)).astype(count.dtype)
 
 
-def _begin(stacked: Stack, index: Int[AnyArray, " M"], log_w: Float[AnyArray, ""]) -> _State:
+def _begin(stacked: Stack, index: Int[AnyArray, " M"], log_w: Float[AnyArray, ""]) -> _ChainState:
     def add(sums: tuple[_Pair, _Pair], at: tuple) -> tuple[tuple[_Pair, _Pair], None]:
         etas, precisions, k = at
         return (sums[0].plus(precisions[k]), sums[1].plus(etas[k])), None
@@ -181,7 +181,7 @@ def _begin(stacked: Stack, index: Int[AnyArray, " M"], log_w: Float[AnyArray, ""
     zero, zeros = jnp.zeros(stacked.structure.packed_shape(stacked.dim)), jnp.zeros(stacked.dim)
     start = _Pair(zero, zero), _Pair(zeros, zeros)
     (precision, eta), _ = jax.lax.scan(add, start, (stacked.etas, stacked.precisions, index))
-    return _State(index, precision, eta, log_w)
+    return _ChainState(index, precision, eta, log_w)
 
 
 class _Entry(NamedTuple):
@@ -204,7 +204,7 @@ def _read(row: Float[AnyArray, " numbers"], d: int, packed_shape: tuple[int, ...
     return _Entry(row[0], row[1 : d + 1], row[d + 1 : 2 * d + 1], row[2 * d + 1 :].reshape(packed_shape))
 
 
-def _move(structure: Structure, table: AnyArray, state: _State, step: _Step) -> tuple[_State, AnyArray]:
+def _move(structure: Structure, table: AnyArray, state: _ChainState, step: _ChainStep) -> tuple[_ChainState, AnyArray]:
     """One step of one chain, and whether its proposal was accepted."""
     m, d = step.shard, state.eta.high.shape[0]
     k = state.indices[m]
@@ -226,7 +226,7 @@ def _move(structure: Structure, table: AnyArray, state: _State, step: _Step) -> 
     now = jax.tree.map(lambda one, other: jnp.where(accept, one, other), new, old)
     indices = jnp.asarray(state.indices).at[m].set(jnp.where(accept, step.proposal, k))
     log_w = state.log_w + jnp.where(accept, log_ratio, 0.0)
-    return _State(indices, precision.plus(now.precision), eta.plus(now.eta), log_w), accept
+    return _ChainState(indices, precision.plus(now.precision), eta.plus(now.eta), log_w), accept
 
 
 def _run(stacked: Stack, key: AnyArray, plan: _Plan) -> _Run:
@@ -249,7 +249,7 @@ def wander(stacked: Stack, key: AnyArray, num_chains: int, steps: int) -> Float[
 
 
 @compiled
-def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _State:
+def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _ChainState:
     # The largest of uniform numbers, among the components of any weight: all of them are equally likely.
     uniform = jax.random.uniform(key, (num_chains, *stacked.log_weights.shape))
     weighted = jnp.isfinite(stacked.log_weights)[None]
@@ -261,23 +261,23 @@ def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _S
 
 @compiled
 def _walk(
-    stacked: Stack, state: _State, seed: tuple[AnyArray, AnyArray], rows: int, plan: _Plan
-) -> tuple[_State, tuple]:
+    stacked: Stack, state: _ChainState, seed: tuple[AnyArray, AnyArray], rows: int, plan: _Plan
+) -> tuple[_ChainState, tuple]:
     """`rows` times `thin` steps of every chain."""
     steps = _draw_steps(stacked, jax.random.fold_in(*seed), (rows, plan.thin, plan.num_chains))
     table = _as_table(stacked)
     move = jax.vmap(lambda s, r: _move(stacked.structure, table, s, r))
 
-    def keep(state: _State, steps: _Step) -> tuple[_State, tuple]:
+    def keep(state: _ChainState, steps: _ChainStep) -> tuple[_ChainState, tuple]:
         state, accepted = jax.lax.scan(move, state, steps)
         index = state.indices if plan.keep_index else None
-        return state, (Components(state.log_w, state.eta.high, state.precision.high), index, jnp.mean(accepted))
+        return state, (StackedComponents(state.log_w, state.eta.high, state.precision.high), index, jnp.mean(accepted))
 
     return jax.lax.scan(keep, state, steps)
 
 
 @compiled
-def _packed(stacked: Stack, kept: Components, index: AnyArray | None, acceptance_rate: AnyArray) -> _Run:
+def _packed(stacked: Stack, kept: StackedComponents, index: AnyArray | None, acceptance_rate: AnyArray) -> _Run:
     """What the chains kept, (n, C, ...) with η for the mean, as equally weighted components."""
     structure = stacked.structure
     log_w, eta, precision = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)

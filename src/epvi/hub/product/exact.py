@@ -23,7 +23,7 @@ from epvi.ground.float64 import AnyArray
 from epvi.ground.status import Status
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.result import Product, ProductMixture, exactly
-from epvi.hub.product.stack import Components, check_memory, components_of, constant, finish
+from epvi.hub.product.stack import StackedComponents, check_memory, components_of, constant, finish
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Exact(Product):
         check_memory(total, mixtures, self.max_gigabytes)
 
 
-def halves(mixtures: Sequence[GaussianMixture]) -> tuple[Components, Components]:
+def halves(mixtures: Sequence[GaussianMixture]) -> tuple[StackedComponents, StackedComponents]:
     """The components of two parts of the shards, whose pairs are the components of the whole product."""
     factors = [components_of(mixture) for mixture in mixtures]
     middle = _middle([len(factor.log_mass) for factor in factors])
@@ -77,24 +77,24 @@ def _middle(sizes: Sequence[int]) -> int:
     return 1 + int(np.argmin(np.abs(logs[:-1] - logs[-1] / 2)))
 
 
-def _tree(structure: Structure, shards: list[Components]) -> Components:
+def _tree(structure: Structure, shards: list[StackedComponents]) -> StackedComponents:
     if len(shards) == 1:
         return shards[0]
     middle = _middle([len(shard.log_mass) for shard in shards])
     return pairs(structure, _tree(structure, shards[:middle]), _tree(structure, shards[middle:]))
 
 
-def fuse(structure: Structure, a: Components, b: Components) -> Components:
+def fuse(structure: Structure, a: StackedComponents, b: StackedComponents) -> StackedComponents:
     """The product of two components."""
     precision, _, mean, q = structure.fuse(a.precision, a.mean, b.precision, b.mean)
-    return Components(a.log_mass + b.log_mass - 0.5 * q, mean, precision)
+    return StackedComponents(a.log_mass + b.log_mass - 0.5 * q, mean, precision)
 
 
 @compiled
-def pairs(structure: Structure, left: Components, right: Components) -> Components:
+def pairs(structure: Structure, left: StackedComponents, right: StackedComponents) -> StackedComponents:
     """All products of a component of `left` with one of `right`, in blocks."""
 
-    def row(a: Components) -> Components:
+    def row(a: StackedComponents) -> StackedComponents:
         return jax.vmap(lambda b: fuse(structure, a, b))(right)
 
     made = over_blocks(row, left, right.mean.size + right.precision.size)
@@ -102,15 +102,17 @@ def pairs(structure: Structure, left: Components, right: Components) -> Componen
 
 
 @compiled
-def pair_log_weights(structure: Structure, num_shards: int, left: Components, right: Components) -> AnyArray:
+def pair_log_weights(
+    structure: Structure, num_shards: int, left: StackedComponents, right: StackedComponents
+) -> AnyArray:
     """log W of all pairs, without holding their parameters."""
     d = left.mean.shape[-1]
 
-    def weight(a: Components, b: Components) -> AnyArray:
+    def weight(a: StackedComponents, b: StackedComponents) -> AnyArray:
         _, root, _, q = structure.fuse(a.precision, a.mean, b.precision, b.mean)
         return a.log_mass + b.log_mass - structure.half_log_det(root, d) - 0.5 * q
 
-    def row(a: Components) -> AnyArray:
+    def row(a: StackedComponents) -> AnyArray:
         return jax.vmap(lambda b: weight(a, b))(right)
 
     return over_blocks(row, left, right.mean.size + right.precision.size).reshape(-1) + constant(num_shards, d)

@@ -3,7 +3,7 @@
     θ ← (Σ_m Σ_k r_mk Λ_mk)⁻¹ Σ_m Σ_k r_mk Λ_mk μ_mk,   r_mk = p(k_m = k | θ)
 
 from many component means at once. It never lowers Π q_m (it is an EM step for every factor). Takes a stack; gives
-`Modes`: places, roots of the precision Σ r Λ there, and the log mass of the Gaussian with that height and precision.
+`ProductModes`: places, roots of the precision Σ r Λ there, log masses of the Gaussians of that height and precision.
 """
 
 from typing import NamedTuple
@@ -34,7 +34,7 @@ _MAX_STEPS = 50
 _SAME = 0.5
 
 
-class Modes(NamedTuple):
+class ProductModes(NamedTuple):
     """At most 32 distinct modes, best first."""
 
     theta: Float[AnyArray, "n d"]
@@ -67,7 +67,7 @@ def _look(blocks: Blocks, theta: Float[AnyArray, "n d"]) -> _Here:
     return jax.lax.scan(block, zero, blocks)[0]
 
 
-def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> Modes:
+def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> ProductModes:
     """Climb from components of the shards and of the product, and keep the distinct ends with the most mass."""
     theta, roots, log_mass = to_numpy(_climb(blocks, _starts(stacked, key)))
     order = np.argsort(-log_mass, kind="stable")
@@ -79,7 +79,7 @@ def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> Modes:
     for i in range(len(theta)):
         if len(kept) < _MODES and not np.any(close[kept, i]):
             kept.append(i)
-    return Modes(theta[kept], roots[kept], log_mass[kept])
+    return ProductModes(theta[kept], roots[kept], log_mass[kept])
 
 
 def _starts(stacked: Stack, key: AnyArray) -> Float[np.ndarray, "n d"]:

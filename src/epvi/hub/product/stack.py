@@ -24,7 +24,7 @@ from epvi.ground.float64 import AnyArray, is_traced
 MAX_GIGABYTES = 4.0
 
 
-class Components(NamedTuple):
+class StackedComponents(NamedTuple):
     """Product components in the user's coordinates: log W without its −½log|Λ| + ½(1 − M) d log 2π, μ, packed Λ."""
 
     log_mass: Float[AnyArray, "*n"]
@@ -62,12 +62,12 @@ def in_one_structure(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixtur
 
 
 @compiled
-def components_of(mixture: GaussianMixture) -> Components:
+def components_of(mixture: GaussianMixture) -> StackedComponents:
     """A shard's own components."""
     structure, d = mixture.structure, mixture.dim
     half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(mixture.roots)
     precisions = jax.vmap(structure.precision)(mixture.roots)
-    return Components(mixture.log_weights + half_log_dets, jnp.asarray(mixture.means), precisions)
+    return StackedComponents(mixture.log_weights + half_log_dets, jnp.asarray(mixture.means), precisions)
 
 
 def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
@@ -136,7 +136,7 @@ def check(mixtures: Sequence[GaussianMixture]) -> None:
 
 @compiled
 def finish(
-    structure: Structure, num_shards: int, components: Components
+    structure: Structure, num_shards: int, components: StackedComponents
 ) -> tuple[Float[AnyArray, " n"], GaussianMixture]:
     """The components' log W, and the mixture that weighs them by W."""
     d = components.mean.shape[-1]

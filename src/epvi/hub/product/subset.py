@@ -29,7 +29,7 @@ from epvi.hub.product.exact import fuse, halves, pair_log_weights, pairs
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture
-from epvi.hub.product.stack import Components, check_memory, finish, reweighted
+from epvi.hub.product.stack import StackedComponents, check_memory, finish, reweighted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Subset(Product):
             history.append(made)
         return self._result(waiting[0], history)
 
-    def _result(self, mixture: GaussianMixture, history: list[list["_Group"]]) -> ProductMixture:
+    def _result(self, mixture: GaussianMixture, history: list[list["_SubsetGroup"]]) -> ProductMixture:
         made = [one for round_ in history for one in round_]
         complaints = tuple(one.complaint for one in made if one.complaint)
         diagnostics = SubsetDiagnostics(
@@ -92,7 +92,7 @@ class Subset(Product):
         return ProductMixture(mixture, _total(made), diagnostics, status)
 
 
-def _total(made: list["_Group"]) -> Estimate | None:
+def _total(made: list["_SubsetGroup"]) -> Estimate | None:
     """The product of the groups' normalisers: unbiased for ∫ Π q_m, as in sequential Monte Carlo.
 
     One run does not say how far it is off, so its standard error is NaN unless nothing was cut.
@@ -103,7 +103,7 @@ def _total(made: list["_Group"]) -> Estimate | None:
     return Estimate(np.asarray(sum(logs)), np.asarray(np.nan if any(one.cut for one in made) else 0.0))
 
 
-class _Group(NamedTuple):
+class _SubsetGroup(NamedTuple):
     """A group's product: its normaliser if it was enumerated, whether it was cut to R, what its chain complained of."""
 
     mixture: GaussianMixture
@@ -112,7 +112,7 @@ class _Group(NamedTuple):
     complaint: str | None = None
 
 
-def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data: np.ndarray) -> _Group:
+def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data: np.ndarray) -> _SubsetGroup:
     """One group, in this process or another."""
     with jax.enable_x64(True):
         key = jax.random.wrap_key_data(jnp.asarray(key_data))
@@ -121,19 +121,21 @@ def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data:
             chain = dataclasses.replace(settings.chain, num_samples=settings.num_samples)
             made = chain.multiply(mixtures, key=key, executor=None)
             complaint = None if made.status.ok else made.status.text
-            return to_numpy(_Group(made.mixture, None, cut=True, complaint=complaint))
+            return to_numpy(_SubsetGroup(made.mixture, None, cut=True, complaint=complaint))
         structure, m = mixtures[0].structure, len(mixtures)
         left, right = halves(mixtures)
         if total <= settings.num_samples:
             log_w, mixture = finish(structure, m, pairs(structure, left, right))
-            return to_numpy(_Group(mixture, np.logaddexp.reduce(log_w), cut=False))
+            return to_numpy(_SubsetGroup(mixture, np.logaddexp.reduce(log_w), cut=False))
         log_w = np.asarray(pair_log_weights(structure, m, left, right))
         chosen = systematic(float(jax.random.uniform(key)), log_w, settings.num_samples)
-        return to_numpy(_Group(_pick(structure, left, right, chosen), np.logaddexp.reduce(log_w), cut=True))
+        return to_numpy(_SubsetGroup(_pick(structure, left, right, chosen), np.logaddexp.reduce(log_w), cut=True))
 
 
 @compiled
-def _pick(structure: Structure, left: Components, right: Components, chosen: Int[AnyArray, " R"]) -> GaussianMixture:
+def _pick(
+    structure: Structure, left: StackedComponents, right: StackedComponents, chosen: Int[AnyArray, " R"]
+) -> GaussianMixture:
     """The equally weighted mixture of some of the pairs."""
     n = len(right.log_mass)
     a = jax.tree.map(lambda x: x[chosen // n], left)

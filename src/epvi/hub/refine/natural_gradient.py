@@ -29,7 +29,7 @@ _LONGEST = 10.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Moments:
+class JointMoments:
     """Gaussians with base draws, and what all shards together said of them."""
 
     gaussians: GaussianMixture
@@ -77,14 +77,14 @@ class Moments:
         return np.stack([log_components(self.gaussians, own) for own in mapped(self.gaussians, self.base)])
 
 
-def paired_difference(before: Moments, after: Moments) -> Estimate:
+def paired_difference(before: JointMoments, after: JointMoments) -> Estimate:
     """What the ELBO gained, with its standard error over base draws, each with its mirror image."""
     difference = after.bounds() - before.bounds()
     pairs = difference.reshape(2, -1).mean(axis=0)
     return Estimate(np.asarray(np.mean(pairs)), np.asarray(np.std(pairs, ddof=1) / np.sqrt(len(pairs))))
 
 
-def stepped(moments: Moments, rate: float) -> GaussianMixture | None:
+def stepped(moments: JointMoments, rate: float) -> GaussianMixture | None:
     """The Gaussians after a natural-gradient step; None where what the shards said is not finite."""
     gaussians, (gradient, hessian) = moments.gaussians, moments.of_log_q()
     g = moments.expected.gradient - gradient

@@ -6,7 +6,7 @@ What a step is, `ascent.py` says; that a posterior never ends worse than it bega
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -14,16 +14,14 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.ground.verb import verb
-from epvi.hub.product import ProductMixture
-from epvi.hub.refine.natural_gradient import Moments, divergence, only, paired_difference, stepped
+from epvi.hub.product.result import ProductMixture
+from epvi.hub.refine.natural_gradient import JointMoments, divergence, only, paired_difference, stepped
+from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.propose import base_of
 from epvi.hub.trust.verdict import when_refined
 from epvi.wire.answer import Scores
-
-if TYPE_CHECKING:
-    from epvi.hub.posterior.posterior import Posterior
 
 # A step that moves the posterior by less than this, in nats, is not worth a round: 0.03 sds of one parameter.
 WORTH = 5e-4
@@ -46,13 +44,25 @@ class Step:
     rounds: int
     rate: float
     gained: float
-    before: Moments | None = None
+    before: JointMoments | None = None
     mixture: GaussianMixture | None = None
     certificate: Certificate | None = None
 
 
+class Refinable(Approximation, Protocol):
+    """A posterior with its certificate, once draws of it were scored."""
+
+    @property
+    def certificate(self) -> Certificate | None:
+        """What scored draws said of it."""
+        ...
+
+
+Posterior = TypeVar("Posterior", bound=Refinable)
+
+
 @verb("the refinement")
-def refine(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing: bool = False) -> "Posterior":
+def refine(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bool = False) -> Posterior:
     """Take the answers to a posterior's draws: confirm or undo its last step, and take the next.
 
     The posterior that comes back has draws for the sites to score again, unless `posterior.step.before` is None: then
@@ -62,13 +72,13 @@ def refine(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing: 
     return advance(posterior, answered, certificate_of(posterior, answered, accept_missing))
 
 
-def settle(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing: bool = False) -> "Posterior":
+def settle(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bool = False) -> Posterior:
     """Take the answers to a posterior's draws and take no further step: its last one is confirmed or undone."""
     answered = collect(posterior, scores)
     return confirmed(posterior, answered, certificate_of(posterior, answered, accept_missing))[0]
 
 
-def advance(posterior: "Posterior", answered: Answered, certificate: Certificate, worth: float = WORTH) -> "Posterior":
+def advance(posterior: Posterior, answered: Answered, certificate: Certificate, worth: float = WORTH) -> Posterior:
     """The posterior of the next round, or the one to stay with when the step would not be worth it."""
     stays, moments = confirmed(posterior, answered, certificate)
     if moments is None:
@@ -90,17 +100,19 @@ def advance(posterior: "Posterior", answered: Answered, certificate: Certificate
     return _with(stays, after, waiting, None)
 
 
-def finished(posterior: "Posterior") -> "Posterior":
+def finished(posterior: Posterior) -> Posterior:
     """The posterior that no further round will improve: its verdict says so."""
     found = posterior.certificate
     if found is None:
         return posterior
-    return posterior.with_certificate(dataclasses.replace(found, text=when_refined(posterior, found.text)))
+    return dataclasses.replace(
+        posterior, certificate=dataclasses.replace(found, text=when_refined(posterior, found.text))
+    )
 
 
 def confirmed(
-    posterior: "Posterior", answered: Answered, certificate: Certificate
-) -> tuple["Posterior", Moments | None]:
+    posterior: Posterior, answered: Answered, certificate: Certificate
+) -> tuple[Posterior, JointMoments | None]:
     """The posterior after its last step was confirmed or undone, and its moments."""
     moments = moments_of(posterior, answered)
     step = posterior.step
@@ -118,15 +130,15 @@ def confirmed(
     return _with(posterior, mixture, undone, step.certificate), step.before
 
 
-def moments_of(posterior: "Posterior", answered: Answered) -> Moments | None:
+def moments_of(posterior: Posterior, answered: Answered) -> JointMoments | None:
     """What the shards together said of the posterior's Gaussians."""
     if answered.moments is None:
         return None
     base = base_of(answered.scores[0].asked, posterior.space.dim)
-    return Moments(answered.proposal.modes, base, answered.moments)
+    return JointMoments(answered.proposal.modes, base, answered.moments)
 
 
-def _check_pairs(before: Moments, after: Moments, one: Scores) -> None:
+def _check_pairs(before: JointMoments, after: JointMoments, one: Scores) -> None:
     """Refuse answers that cannot be set beside those before the last step, draw by draw."""
     if before.base.shape != after.base.shape or np.any(np.abs(before.base - after.base) > _SAME_DRAWS):
         raise EpviError(
@@ -135,7 +147,7 @@ def _check_pairs(before: Moments, after: Moments, one: Scores) -> None:
         )
 
 
-def _gain(step: Step, after: Moments | None, now: Certificate) -> float:
+def _gain(step: Step, after: JointMoments | None, now: Certificate) -> float:
     """How many nats the step gained: by pairs of base draws, as far as the certificates' own draws allow it."""
     assert step.before is not None
     if step.certificate is None:
@@ -153,9 +165,7 @@ def _gain(step: Step, after: Moments | None, now: Certificate) -> float:
     return min(float(paired_difference(step.before, after).value), told + noise)
 
 
-def _with(
-    posterior: "Posterior", gaussians: GaussianMixture, step: Step, certificate: Certificate | None
-) -> "Posterior":
+def _with(posterior: Posterior, gaussians: GaussianMixture, step: Step, certificate: Certificate | None) -> Posterior:
     """The posterior with these Gaussians in the place of its own."""
     count = "one Gaussian" if gaussians.num_components == 1 else f"{gaussians.num_components} Gaussians"
     rounds = f"{step.rounds} round{'s' if step.rounds != 1 else ''}"

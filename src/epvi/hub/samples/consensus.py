@@ -18,7 +18,7 @@ from epvi.gaussian.structure import Full, Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
-from epvi.hub.samples.moments import Gaussian, fit_gaussians, inflation, inverse, times
+from epvi.hub.samples.moments import DrawnGaussian, fit_gaussians, inflation, inverse, times
 from epvi.hub.samples.shape import chance_correlation, effective, gaussian_status, memory, standardised
 
 # Draws of two shards that were made with one seed move together; independent ones are far from this.
@@ -71,7 +71,7 @@ def evenly_spaced(n: int, count: int) -> np.ndarray:
     return np.arange(count) * n // count
 
 
-def weighted_average(gaussians: Sequence[Gaussian], theta: Float[np.ndarray, "M R d"]) -> Float[np.ndarray, "R d"]:
+def weighted_average(gaussians: Sequence[DrawnGaussian], theta: Float[np.ndarray, "M R d"]) -> Float[np.ndarray, "R d"]:
     """(Σ_m W_m)⁻¹ Σ_m W_m θ_mr for every r, with the Gaussians' precisions for weights."""
     centre = np.mean([one.mean for one in gaussians], axis=0)
     total = np.sum([one.precision for one in gaussians], axis=0)

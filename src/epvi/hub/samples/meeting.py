@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
-from epvi.hub.samples.moments import Gaussian, inverse, times
+from epvi.hub.samples.moments import DrawnGaussian, inverse, times
 
 # What the tables of one shard may take, (chains, draws) each.
 _MAX_GIGABYTES = 2.0
@@ -48,7 +48,7 @@ class Meeting:
             shard.log_weights - 0.5 * np.sum(white**2, axis=1) for shard, white in zip(shards, self._white, strict=True)
         ]
         total = np.sum([_precision(shard.root) for shard in shards], axis=0)
-        self._scale = inverse(Gaussian(shards[0].means[0], total).root)
+        self._scale = inverse(DrawnGaussian(shards[0].means[0], total).root)
 
     def step(self, theta: Float[np.ndarray, "C d"]) -> tuple[np.ndarray, Float[np.ndarray, " C"]]:
         """New θ, and the log density at the old."""

@@ -24,7 +24,7 @@ _SINGULAR = 1e-10
 ENOUGH = 10
 
 
-class Gaussian(NamedTuple):
+class DrawnGaussian(NamedTuple):
     """N(μ, Λ⁻¹) with Λ packed."""
 
     mean: Float[np.ndarray, " d"]
@@ -67,23 +67,25 @@ def inverse(packed: Packed) -> Packed:
     return np.linalg.inv(packed) if packed.ndim == 2 else 1 / packed
 
 
-def product(gaussians: Sequence[Gaussian]) -> Gaussian:
+def product(gaussians: Sequence[DrawnGaussian]) -> DrawnGaussian:
     """The normalised product: precisions add, means are averaged with them."""
     centre = gaussians[0].mean
     precision = np.sum([one.precision for one in gaussians], axis=0)
     eta = np.sum([times((one.mean - centre)[None], one.precision) for one in gaussians], axis=0)
-    return Gaussian(centre + times(eta, inverse(precision))[0], precision)
+    return DrawnGaussian(centre + times(eta, inverse(precision))[0], precision)
 
 
-def fit_gaussians(shards: Shards, structure: Structure, remedies: Remedies = DrawsMethod.remedies) -> list[Gaussian]:
+def fit_gaussians(
+    shards: Shards, structure: Structure, remedies: Remedies = DrawsMethod.remedies
+) -> list[DrawnGaussian]:
     """The Gaussian of every shard's sample moments, or a refusal when they do not make a density."""
     if isinstance(structure, Full):
         for m in range(len(shards.theta)):
             _check_covariance(m, shards, remedies)
-    return [Gaussian(np.mean(x, axis=0), inverse(_covariance_of(x, structure))) for x in shards.theta]
+    return [DrawnGaussian(np.mean(x, axis=0), inverse(_covariance_of(x, structure))) for x in shards.theta]
 
 
-def fit_best(shards: Shards) -> list[Gaussian]:
+def fit_best(shards: Shards) -> list[DrawnGaussian]:
     """The Gaussians with full covariances where the draws tell them, else with diagonal ones; never a refusal."""
     if min(shards.counts) >= ENOUGH * (shards.dim + 2):
         with contextlib.suppress(EpviError):

@@ -15,7 +15,7 @@ from epvi.gaussian.structure import Diagonal, Full, Structure
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
 from epvi.hub.samples.method import Shards
-from epvi.hub.samples.moments import Gaussian, fit_best, inverse
+from epvi.hub.samples.moments import DrawnGaussian, fit_best, inverse
 
 # Sds that are wider than this are not those of the posterior.
 _WIDENING = 0.1
@@ -32,11 +32,11 @@ class Nonparametric(KernelMethod):
 
     covariance: Structure = dataclasses.field(default_factory=Diagonal)
 
-    def kernels(self, draws: np.ndarray, gaussian: Gaussian, h: float) -> Kernels:
+    def kernels(self, draws: np.ndarray, gaussian: DrawnGaussian, h: float) -> Kernels:
         """Equal Gaussians at the draws."""
         return Kernels(draws, np.full(len(draws), -np.log(len(draws))), gaussian.root / h)
 
-    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> str:
         """By how much the kernels widen what they estimate, where that is too much."""
         best = gaussians if isinstance(self.covariance, Full) else fit_best(shards)
         widening = _widening(best, gaussians, h)
@@ -48,7 +48,7 @@ class Nonparametric(KernelMethod):
         )
 
 
-def _widening(shards: list[Gaussian], kernels: list[Gaussian], h: float) -> float:
+def _widening(shards: list[DrawnGaussian], kernels: list[DrawnGaussian], h: float) -> float:
     """The share by which the sd of the product grows most when h² times their kernels' covariances widen all shards."""
     narrow = np.sum([one.precision for one in shards], axis=0)
     wide = np.sum(
@@ -59,7 +59,7 @@ def _widening(shards: list[Gaussian], kernels: list[Gaussian], h: float) -> floa
     return float(np.sqrt(np.max(variances[0] / variances[1]))) - 1
 
 
-def _like(one: Gaussian, kernel: Gaussian) -> np.ndarray:
+def _like(one: DrawnGaussian, kernel: DrawnGaussian) -> np.ndarray:
     """The kernel's covariance, packed as that of the shard is."""
     covariance = kernel.covariance
     if covariance.ndim == one.precision.ndim:

@@ -11,6 +11,7 @@ from epvi.ground.status import Status
 from epvi.ground.validation import at_least
 from epvi.ground.version import __version__
 from epvi.hub.samples.layout import Layout
+from epvi.parameters.arviz_names import arviz_names
 
 if TYPE_CHECKING:
     import xarray
@@ -46,12 +47,10 @@ class CombinedDraws:
             import xarray
         except ImportError:
             raise EpviError("to_arviz needs ArviZ: install it with pip install 'epvi[arviz]'.") from None
-        from epvi.hub.posterior.export import renamed
-
         per_chain = len(self.theta) // at_least("num_chains", num_chains, 1)
         if per_chain < num_chains:
             raise EpviError(f"num_chains is {num_chains} for {len(self.theta):,} draws: pass fewer chains.")
-        values = renamed(self.layout.by_name(self.theta[: num_chains * per_chain]))
+        values = arviz_names(self.layout.by_name(self.theta[: num_chains * per_chain]))
         about = self._provenance()
         posterior = arviz_base.dict_to_dataset(
             {name: value.reshape(num_chains, per_chain, *value.shape[1:]) for name, value in values.items()},

@@ -15,7 +15,7 @@ from epvi.gaussian.structure import Full, Structure
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
 from epvi.hub.samples.method import Shards
-from epvi.hub.samples.moments import Gaussian
+from epvi.hub.samples.moments import DrawnGaussian
 from epvi.hub.samples.shape import correlated, neglected
 
 
@@ -29,14 +29,14 @@ class Semiparametric(KernelMethod):
 
     covariance: Structure = dataclasses.field(default_factory=Full)
 
-    def kernels(self, draws: np.ndarray, gaussian: Gaussian, h: float) -> Kernels:
+    def kernels(self, draws: np.ndarray, gaussian: DrawnGaussian, h: float) -> Kernels:
         """Gaussians drawn towards the mean, of which the far ones weigh more."""
         s = h**2 / (1 + h**2)
         log_weights = 0.5 * s * gaussian.squares(draws)
         means = (1 - s) * draws + s * gaussian.mean
         return Kernels(means, log_weights - np.logaddexp.reduce(log_weights), gaussian.root / np.sqrt(s))
 
-    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> str:
         """Correlations that the Gaussians leave to the kernels."""
         pair = "" if isinstance(self.covariance, Full) else correlated(shards)
         return neglected(self.covariance, pair) if pair else ""

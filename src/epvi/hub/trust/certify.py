@@ -6,7 +6,7 @@ neither rows nor model: importance weights, their effective number, PSIS and k̂
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -15,14 +15,12 @@ from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.ground.verb import verb
+from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.score_test import agreement
 from epvi.hub.trust.verdict import NOT, TRUST, judge
 from epvi.wire.answer import Scores
-
-if TYPE_CHECKING:
-    from epvi.hub.posterior.posterior import Posterior
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -102,21 +100,19 @@ _NUMBERS = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 
 
 @verb("the certificate")
-def certify(posterior: "Posterior", scores: Iterable[Scores], *, accept_missing: bool = False) -> Certificate:
+def certify(posterior: Approximation, scores: Iterable[Scores], *, accept_missing: bool = False) -> Certificate:
     """The certificate of a posterior from the scores of all its shards.
 
     `posterior.with_certificate(certificate)` has its summary and its draws corrected by it. A posterior without the
     rows of some shards is not trusted unless `accept_missing` says that it is to stand for the others only.
     """
-    from epvi.hub.posterior.posterior import Posterior
-
-    if not isinstance(posterior, Posterior):
+    if not isinstance(posterior, Approximation):
         raise EpviError(f"posterior is a {type(posterior).__name__}: pass what epvi.fit or epvi.combine gives.")
     return certificate_of(posterior, collect(posterior, scores), accept_missing)
 
 
 def certificate_of(
-    posterior: "Posterior", answered: Answered, accept_missing: bool = False, one_table: bool = False
+    posterior: Approximation, answered: Answered, accept_missing: bool = False, one_table: bool = False
 ) -> Certificate:
     """The certificate of answers that were checked; of `one_table` when its rows were split by epvi itself."""
     if not np.any(np.isfinite(answered.log_p)):

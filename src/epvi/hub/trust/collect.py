@@ -7,7 +7,7 @@ share of the prior than were fitted, and gives their sums. What stands in for a 
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -16,13 +16,11 @@ from epvi.gaussian.quasi_random import log_density
 from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.hub.agreement.compatibility import check_same_model, numbered
+from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.propose import Proposal, base_of, digest_of, propose
 from epvi.wire.answer import Derivatives, Expected, Scores
 from epvi.wire.request import mapped
-
-if TYPE_CHECKING:
-    from epvi.hub.posterior.posterior import Posterior
-    from epvi.wire.shard_fit import ShardFit
+from epvi.wire.shard_fit import ShardFit
 
 # How near a draw that was made again is to the one that was sent.
 _SAME = 1e-6
@@ -48,7 +46,7 @@ class Answered:
         return all(one.proper for one in self.scores)
 
 
-def collect(posterior: "Posterior", scores: Iterable[Scores]) -> Answered:
+def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     """Check the answers and add them up."""
     given = _sorted(scores)
     for one in given[1:]:
@@ -87,9 +85,7 @@ def _summed(groups: Sequence[Any]) -> list[np.ndarray]:
     return [np.sum(parts, axis=0) for parts in zip(*groups, strict=True)]
 
 
-def _own_answer(
-    fit: "ShardFit", proposal: Proposal, points: Float[np.ndarray, "C R d"]
-) -> tuple[Derivatives, Expected]:
+def _own_answer(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C R d"]) -> tuple[Derivatives, Expected]:
     """What a stand-in's Gaussian answers in its place."""
     means = np.asarray(proposal.modes.means)
     root = np.asarray(fit.mixture.to(proposal.modes.structure).roots)[0]
@@ -116,7 +112,7 @@ def _sorted(scores: Iterable[Scores]) -> list[Scores]:
     return sorted(made, key=lambda one: one.shard)
 
 
-def _check_present(posterior: "Posterior", given: list[Scores], by_shard: dict[int, Scores]) -> None:
+def _check_present(posterior: Approximation, given: list[Scores], by_shard: dict[int, Scores]) -> None:
     fitted = [fit.shard for fit in posterior.fits if not fit.is_stand_in]
     if len(by_shard) < len(given):
         twice = next(a for a, b in itertools.pairwise(given) if a.shard == b.shard)
@@ -131,7 +127,7 @@ def _check_present(posterior: "Posterior", given: list[Scores], by_shard: dict[i
         raise EpviError(f"shard {numbered(missing)} has not scored the draws: add its file.")
 
 
-def _check_one(fit: "ShardFit", one: Scores, proposal: Proposal) -> None:
+def _check_one(fit: ShardFit, one: Scores, proposal: Proposal) -> None:
     if (one.num_shards, one.prior) != (fit.num_shards, fit.prior):
         raise EpviError(
             f"{one.called} scored with {one.prior} of the prior, and its fit has {fit.prior}: score with that share."

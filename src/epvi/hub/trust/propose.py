@@ -8,20 +8,17 @@ perfect. So some come from the posterior inflated, and some from places where sh
 import dataclasses
 import hashlib
 import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
+from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.modes import joined, one_per_mode, stray_modes
 from epvi.parameters.alignment import aligned
 from epvi.wire.request import Asked, Draws
 from epvi.wire.shard_fit import Part, Provenance
-
-if TYPE_CHECKING:
-    from epvi.hub.posterior.posterior import Posterior
 
 # Sixteenths of the draws that are inflated, and that are stray.
 _INFLATED, _STRAY = 2, 1
@@ -48,7 +45,7 @@ class Proposal:
     num_modes: int
 
 
-def propose(posterior: "Posterior", asked: Asked) -> Proposal:
+def propose(posterior: Approximation, asked: Asked) -> Proposal:
     """The draws that belong to a request, made again from the posterior."""
     q = posterior.mixture
     settled = posterior.step is not None
@@ -74,7 +71,7 @@ def _counts(num_draws: int, stray: bool) -> tuple[int, int, int]:
     return num_draws - inflated - others, inflated, others
 
 
-def draws_of(posterior: "Posterior", asked: Asked) -> Draws:
+def draws_of(posterior: Approximation, asked: Asked) -> Draws:
     """What the sites are sent."""
     made = propose(posterior, asked)
     fits = [fit for fit in posterior.fits if not fit.is_stand_in]
@@ -104,7 +101,7 @@ def usual_base(dim: int) -> int:
     return min(256, max(64, 2 ** math.ceil(math.log2(4 * dim))))
 
 
-def digest_of(posterior: "Posterior") -> str:
+def digest_of(posterior: Approximation) -> str:
     """What tells a posterior from another: its mixture and the fits that it was made of."""
     digest = hashlib.sha256(_SCHEME)
     for mixture in (posterior.mixture, *(fit.mixture for fit in posterior.fits)):

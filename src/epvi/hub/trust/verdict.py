@@ -4,18 +4,16 @@ Takes answers, weights and agreement; gives a word and a sentence. No signal alo
 large on healthy fits, and draws from one mode look perfect when another was dropped.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from epvi.hub.agreement.compatibility import missing_shards, numbered
+from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered
 from epvi.hub.trust.importance import Weights
 from epvi.hub.trust.score_test import Agreement
-
-if TYPE_CHECKING:
-    from epvi.hub.posterior.posterior import Posterior
 
 TRUST, CORRECTED, NOT = "trust", "trust with corrected weights", "do not trust"
 
@@ -49,7 +47,7 @@ class Verdict(NamedTuple):
 
 
 def judge(
-    posterior: "Posterior",
+    posterior: Approximation,
     answered: Answered,
     weights: Weights,
     agreed: Agreement,
@@ -93,7 +91,7 @@ def _uneven(weights: Weights) -> str | None:
     )
 
 
-def when_refined(posterior: "Posterior", text: str) -> str:
+def when_refined(posterior: Approximation, text: str) -> str:
     """A verdict's text when no further round will help: the remedy is another one then."""
     diagonal = posterior.mixture.structure.rank < 2
     relabelled = _LACKS in text and not posterior.space.exchangeable
@@ -107,7 +105,7 @@ def when_refined(posterior: "Posterior", text: str) -> str:
     return text.replace(_REFINE, f"more rounds do not help: take {', or '.join(remedies)}")
 
 
-def _shares(posterior: "Posterior", accept_missing: bool) -> list[str]:
+def _shares(posterior: Approximation, accept_missing: bool) -> list[str]:
     fits, found = posterior.fits, []
     total = sum(fit.prior for fit in fits)
     if total != 1 and not fits[0].made_of.flat_prior:

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from epvi.site.derivatives.eigen import eigen_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior
-from epvi.site.fit.newton import eigen_of
 
 # Parts that the remainder is computed on, each by itself: what they differ by gives the standard error.
 _PARTS = 8

@@ -19,7 +19,7 @@ _NEAR = 0.25
 
 
 @dataclasses.dataclass(eq=False)
-class Memory:
+class ExpansionCache:
     """What is known of one shard's log density at some points."""
 
     file: Path | None = None

@@ -26,7 +26,7 @@ from epvi.ground.float64 import promotion_allowed
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 
-class _Step(NamedTuple):
+class _Operation(NamedTuple):
     """One primitive operation on numbered values; constants stand in the place of a number."""
 
     equation: Any
@@ -80,7 +80,7 @@ class _Cut(NamedTuple):
 class Program:
     """A likelihood as a list of steps: `theta` and `block` are the numbers of its arguments."""
 
-    steps: tuple[_Step, ...]
+    steps: tuple[_Operation, ...]
     theta: int
     block: dict[str, int]
     output: Any
@@ -195,7 +195,7 @@ def _places(natures: dict[int, _Nature], cut: _Cut) -> np.ndarray | None:
 
 def _flat(traced: ClosedJaxpr, names: list[str]) -> Program:
     """The program without calls inside it."""
-    steps: list[_Step] = []
+    steps: list[_Operation] = []
     constants: dict[int, Any] = {}
     count = iter(range(10**9))
 
@@ -216,7 +216,7 @@ def _flat(traced: ClosedJaxpr, names: list[str]) -> Program:
                 made = inline(inner.jaxpr if closed else inner, inner.consts if closed else (), given)
             else:
                 made = [next(count) for _ in equation.outvars]
-                steps.append(_Step(equation, tuple(given), tuple(made)))
+                steps.append(_Operation(equation, tuple(given), tuple(made)))
             known.update(zip(equation.outvars, made, strict=True))
         return [number(atom) for atom in jaxpr.outvars]
 
@@ -234,7 +234,7 @@ def _used(program: Program, given: Container[int]) -> set[int]:
     return used
 
 
-def _cut(step: _Step, natures: dict[int, _Nature], made: Mapping[int, _Cut], n: int) -> _Cut | None:
+def _cut(step: _Operation, natures: dict[int, _Nature], made: Mapping[int, _Cut], n: int) -> _Cut | None:
     """The step as a product of an (n, V) matrix of rows, or of a product of that, with something made of θ."""
     if step.equation.primitive.name != "dot_general" or any(not isinstance(one, int) for one in step.inputs):
         return None
@@ -264,7 +264,7 @@ def _cut(step: _Step, natures: dict[int, _Nature], made: Mapping[int, _Cut], n: 
     return None
 
 
-def _natures(step: _Step, natures: dict[int, _Nature], nothing: np.ndarray) -> list[_Nature]:
+def _natures(step: _Operation, natures: dict[int, _Nature], nothing: np.ndarray) -> list[_Nature]:
     given = [natures[one] for one in step.inputs if isinstance(one, int) and one in natures]
     theta = np.logical_or.reduce([nature.theta for nature in given], axis=0) if given else nothing
     rows, bent = any(nature.rows for nature in given), any(nature.bent for nature in given)
@@ -274,7 +274,7 @@ def _natures(step: _Step, natures: dict[int, _Nature], nothing: np.ndarray) -> l
     return [_Nature(theta, rows, bent, places)] * len(step.outputs)
 
 
-def _moved(step: _Step, places: np.ndarray | None) -> np.ndarray | None:
+def _moved(step: _Operation, places: np.ndarray | None) -> np.ndarray | None:
     """Where the entries of a piece of θ are after a step that only moves them."""
     if places is None:
         return None

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from epvi.ground.compiled import Held, number_of
+from epvi.ground.compiled import Held, kept, number_of
 from epvi.site.derivatives.linear_predictors import Predictors, find_predictors
 from epvi.site.derivatives.through_predictors import MOST_ARGUMENTS, Linked, per_point
 from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
+from epvi.site.model.model import Model
 from epvi.site.model.target import Target
 
 # Second derivatives are taken along this many directions at a time when only the diagonal is wanted.
@@ -26,6 +27,15 @@ _ROWS_TO_LOOK = 8
 
 # Name, shape and dtype of every column of a block.
 Kind = tuple[tuple[str, tuple[int, ...], str], ...]
+
+
+def programs_of(model: Model, rows: Mapping[str, np.ndarray]) -> "Programs":
+    """Compiled passes of a model for rows with these columns, whatever the rows are: one object for models alike.
+
+    A model that cannot be compared with others shares them with nobody.
+    """
+    signature: Kind = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
+    return kept((model.shared_key(), signature), lambda: Programs(model.on(rows)))
 
 
 class Pass(NamedTuple):

@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from epvi.gaussian.structure import Full, Structure
-from epvi.site.fit.newton import eigen_of, units_of
+from epvi.site.derivatives.eigen import eigen_of, units_of
 
 _LOG_2PI = float(np.log(2 * np.pi))
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import numpy as np
 
 from epvi.parameters.space import Space
+from epvi.site.derivatives.eigen import eigen_of, units_of
 from epvi.site.fit.modes import Modes
-from epvi.site.fit.newton import eigen_of, units_of
 from epvi.site.rows.columns import Columns, constant_columns
 
 _LEAST_LOSS = 0.002

@@ -14,8 +14,9 @@ from scipy.optimize import OptimizeResult, minimize
 
 from epvi.parameters.alignment import order_like
 from epvi.parameters.space import Space
+from epvi.site.derivatives.eigen import eigen_of
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.fit.newton import Climbed, Precision, climb, eigen_of
+from epvi.site.fit.newton import Climbed, Tolerances, climb
 
 # Two climbs ended in the same mode when they are nearer than this, in its standard deviations.
 _SAME_MODE = 0.5
@@ -59,7 +60,7 @@ def second_order(num_points: int, d: int) -> bool:
     return num_points * d <= MOST_SECOND_ORDER
 
 
-def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, precision: Precision) -> Modes:
+def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, precision: Tolerances) -> Modes:
     """Climb from every start, `num_points` at a time, and keep at most `num_points` different ends.
 
     When the first climbs all end in one mode and met no curvature but that of a maximum, the other starts are spared.
@@ -82,7 +83,7 @@ def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, 
 
 
 def climb_to(
-    subposterior: Subposterior, starts: np.ndarray, precision: Precision, max_steps: int = _MOST_STEPS
+    subposterior: Subposterior, starts: np.ndarray, precision: Tolerances, max_steps: int = _MOST_STEPS
 ) -> Modes:
     """The maxima reached from some starts; ends that are not finite are left out."""
     if not second_order(1, starts.shape[1]):
@@ -93,7 +94,7 @@ def climb_to(
     return _finite(ended.points, ended.value, ended.gradient, -ended.hessian, ended.converged, ended.concave)
 
 
-def _last_step(subposterior: Subposterior, ended: Climbed, precision: Precision) -> Climbed:
+def _last_step(subposterior: Subposterior, ended: Climbed, precision: Tolerances) -> Climbed:
     """The last step without a pass: the rows' part by its expansion, the prior's as it is.
 
     Where rows are many, the expansion is exact over so short a way; a scale that only the prior knows may go further.
@@ -151,7 +152,7 @@ def _climb_by_slopes(subposterior: Subposterior, starts: np.ndarray) -> Modes:
     return _finite(*map(np.concatenate, zip(*found, strict=True)))
 
 
-def follow(subposterior: Subposterior, before: Modes, precision: Precision) -> Modes:
+def follow(subposterior: Subposterior, before: Modes, precision: Tolerances) -> Modes:
     """The modes of more rows, from those of a part of them."""
     d = before.points.shape[1]
     if d <= MOST_ON_TALL or before.curvature.ndim < 3:

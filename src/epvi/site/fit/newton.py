@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from epvi.site.derivatives.eigen import Eigen, eigen_of
+
 Evaluate = Callable[[np.ndarray], Sequence[np.ndarray]]
 
 # The step is accepted when it gains this part of what the quadratic model promised.
@@ -37,7 +39,7 @@ class Climbed(NamedTuple):
     concave: Bool[np.ndarray, " B"]
 
 
-class Precision(NamedTuple):
+class Tolerances(NamedTuple):
     """How finely rows resolve.
 
     When to stop, in nats; the least curvature, relative to the largest, that is told from zero; which part of a value
@@ -50,7 +52,7 @@ class Precision(NamedTuple):
     trusting: bool = False
 
 
-def climb(evaluate: Evaluate, start: np.ndarray, precision: Precision, max_steps: int = 100) -> Climbed:
+def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_steps: int = 100) -> Climbed:
     """Maximise from each start until the decrement is below the tolerance."""
     tolerance, floor, rounding, trusting = precision
     points = np.array(start, np.float64)
@@ -99,7 +101,7 @@ def _foretold(before: np.ndarray, now: np.ndarray, tolerance: float) -> np.ndarr
         return (now <= _LITTLE_LEFT) & (now < 0.1 * before) & (now**3 / before**2 <= tolerance)
 
 
-def _steady(change: np.ndarray, step: np.ndarray, gradient: np.ndarray, eigen: "Eigen") -> np.ndarray:
+def _steady(change: np.ndarray, step: np.ndarray, gradient: np.ndarray, eigen: Eigen) -> np.ndarray:
     """Whether the next step leaves the curvature as it is, told by how the last one changed it.
 
     In every direction: where few rows tell of a coefficient, it is far from its mode when all others are at theirs.
@@ -112,37 +114,6 @@ def _steady(change: np.ndarray, step: np.ndarray, gradient: np.ndarray, eigen: "
         following = np.abs(along.T @ (root.T @ slope))
         steady.append(np.all(np.abs(changed) * np.minimum(following, last) <= _STEADY * last))
     return np.array(steady)
-
-
-class Eigen(NamedTuple):
-    """|eigenvalues| of a Hessian in units of its own diagonal, kept off zero, with its eigenvectors and the units.
-
-    Units make it all the same whether a column is in metres or in millimetres.
-    """
-
-    size: Float[np.ndarray, "*B D"]
-    vectors: Float[np.ndarray, "*B D D"]
-    units: Float[np.ndarray, "*B D"]
-    # Whether all eigenvalues were negative.
-    falls: Bool[np.ndarray, "*B"]
-
-
-def units_of(hessian: np.ndarray) -> np.ndarray:
-    """1/√|diagonal|, the standard deviations that the curvature alone gives."""
-    diagonal = np.abs(np.diagonal(hessian, axis1=-2, axis2=-1))
-    least = 1e-24 * np.max(diagonal, axis=-1, keepdims=True) + 1e-200
-    return 1 / np.sqrt(np.maximum(diagonal, least))
-
-
-def eigen_of(hessian: np.ndarray, floor: float) -> Eigen:
-    """The eigenvalues' sizes, none below `floor` times the largest."""
-    finite = np.all(np.isfinite(hessian), axis=(-2, -1), keepdims=True)
-    hessian = np.where(finite, hessian, np.eye(hessian.shape[-1]))
-    units = units_of(hessian)
-    eigenvalues, vectors = np.linalg.eigh(hessian * units[..., :, None] * units[..., None, :])
-    size = np.abs(eigenvalues)
-    least = floor * size.max(axis=-1, keepdims=True) + 1e-290
-    return Eigen(np.maximum(size, least), vectors, units, np.all(eigenvalues < 0, axis=-1) & finite[..., 0, 0])
 
 
 def _along(gradient: np.ndarray, eigen: Eigen) -> np.ndarray:

@@ -21,7 +21,7 @@ from epvi.ground.validation import check_settings
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.fit.entropy_bound import family_of
 from epvi.site.fit.inference import Inference, LocalFit
-from epvi.site.fit.newton import Precision
+from epvi.site.fit.newton import Tolerances
 from epvi.site.fit.nvi_run import Fitting
 from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator
@@ -68,7 +68,7 @@ class NVI(Inference):
         d = subposterior.dim
         floats = [column.dtype for column in columns.values() if column.dtype.kind == "f"]
         single = bool(floats) and all(dtype == np.float32 for dtype in floats)
-        precision = Precision(1e-6, 1e-6, 1e-9) if single else Precision(1e-9, 1e-12)
+        precision = Tolerances(1e-6, 1e-6, 1e-9) if single else Tolerances(1e-9, 1e-12)
         structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
         family = family_of(structure)
         sweeps = Sweeps(subposterior, structure, family, precision, self.max_sweeps, self.tolerance)

@@ -21,7 +21,7 @@ from epvi.site.fit.flat_directions import flat_direction
 from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.modes import Modes, climb_to, distinct_of, find_modes, follow
 from epvi.site.fit.monte_carlo import Drawn, base_draws, draw_from, draws_of, with_best_weights
-from epvi.site.fit.newton import Precision
+from epvi.site.fit.newton import Tolerances
 from epvi.site.fit.sweeps import Components, Sweeps
 from epvi.site.rows.columns import Columns
 
@@ -59,7 +59,7 @@ class Fitting:
     columns: Columns
     structure: Structure
     family: Family
-    precision: Precision
+    precision: Tolerances
     sweeps: Sweeps
 
     def plain(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:

@@ -21,7 +21,7 @@ from epvi.site.fit.entropy_bound import (
     overlap,
 )
 from epvi.site.fit.modes import second_order
-from epvi.site.fit.newton import Precision, climb
+from epvi.site.fit.newton import Tolerances, climb
 
 # Means need not stand still within a sweep: the next one goes on from there.
 _STEPS_PER_SWEEP = 25
@@ -48,7 +48,7 @@ class Sweeps:
     subposterior: Subposterior
     structure: Structure
     family: Family
-    precision: Precision
+    precision: Tolerances
     max_sweeps: int
     tolerance: float
 

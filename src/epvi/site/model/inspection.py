@@ -20,8 +20,8 @@ from epvi.parameters.space import Parameter, Space
 from epvi.site.model.enumeration import combinations, summed_out
 from epvi.site.model.target import Block
 from epvi.site.model.tracing import (
+    ModelTrace,
     Site,
-    Sites,
     depends,
     failed,
     given,
@@ -72,7 +72,7 @@ class Inspection:
     # Whether every latent site has a density.
     proper: bool
 
-    def sites(self, function: Callable, values: Mapping[str, Any], block: Block) -> Sites:
+    def sites(self, function: Callable, values: Mapping[str, Any], block: Block) -> ModelTrace:
         """Run the model on a block; discrete sites have the first of their values unless `values` names them."""
         n = len(next(iter(block.values())))
         first = {name: one.filled(n) for name, one in self.discrete.items()}
@@ -168,7 +168,7 @@ def take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
 
 def _run_plain(
     function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray], of_rows: tuple[str, ...]
-) -> Sites:
+) -> ModelTrace:
     try:
         arguments = {**fixed, **{name: jnp.asarray(column) for name, column in block.items()}}
         return run(function, placed, arguments, len(next(iter(block.values()))), of_rows)
@@ -184,7 +184,7 @@ def run_abstract(
     block: Mapping[str, np.ndarray],
     of_rows: tuple[str, ...] | None = None,
     value_of: Callable = placed,
-) -> Sites:
+) -> ModelTrace:
     """The sites with their shapes but without numbers, which costs no compilation."""
     seen = []
 
@@ -209,7 +209,7 @@ def _needs_numbers(site: Site) -> bool:
     return is_discrete(site) or is_traced(site["fn"].support)
 
 
-def _supported_names(many: Sites) -> dict[str, str]:
+def _supported_names(many: ModelTrace) -> dict[str, str]:
     """Observed sites with a support to check their values against, and what to call them in a message."""
     names = {}
     for name, site in many.by_name.items():
@@ -219,7 +219,7 @@ def _supported_names(many: Sites) -> dict[str, str]:
     return names
 
 
-def _refuse_params(sites: Sites) -> None:
+def _refuse_params(sites: ModelTrace) -> None:
     for site in sites.by_name.values():
         if site["type"] in ("param", "mutable"):
             raise EpviError(
@@ -228,7 +228,7 @@ def _refuse_params(sites: Sites) -> None:
             )
 
 
-def _parameter(site: Site, few: Sites) -> Parameter:
+def _parameter(site: Site, few: ModelTrace) -> Parameter:
     name, shape = site["name"], tuple(np.shape(site["value"]))
     if name not in few.by_name or tuple(np.shape(few.by_name[name]["value"])) != shape:
         raise EpviError(
@@ -238,7 +238,7 @@ def _parameter(site: Site, few: Sites) -> Parameter:
     return Parameter(name, shape, site["fn"].support)
 
 
-def _discrete(site: Site, few: Sites) -> Discrete:
+def _discrete(site: Site, few: ModelTrace) -> Discrete:
     shape, other = site["fn"].batch_shape, few.by_name[site["name"]]["fn"].batch_shape
     axes = [i for i, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b]
     if len(axes) != 1:
@@ -301,7 +301,7 @@ def _refuse_latents(space: Space, wide: _Shapes) -> None:
 
 
 def _roles(
-    many: Sites, wide: _Shapes, narrow: _Shapes, space: Space, discrete: Mapping
+    many: ModelTrace, wide: _Shapes, narrow: _Shapes, space: Space, discrete: Mapping
 ) -> tuple[tuple[str, ...], dict[str, int]]:
     """Which sites are prior, and which are likelihood (with their axis of rows)."""
     prior, row_axes = [parameter.name for parameter in space.parameters], {}

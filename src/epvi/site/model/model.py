@@ -8,7 +8,7 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +16,14 @@ import numpy as np
 from numpyro.distributions import constraints
 from numpyro.distributions.distribution import MaskedDistribution
 
-from epvi.ground.compiled import kept, rename
+from epvi.ground.compiled import rename
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Parameter, Space
-from epvi.site.derivatives.passes import Programs
 from epvi.site.model.inspection import FEW, MANY, Inspection, inspect_model, take
 from epvi.site.model.likeness import likeness
 from epvi.site.model.target import Block, Target
 from epvi.site.model.tracing import log_prob, trace_program
-from epvi.site.rows.columns import Columns
-from epvi.site.rows.levels import Undeclared
-from epvi.site.rows.rows import read_rows
-from epvi.site.tasks.predictive import Groups, density_replies, function_replies, same_coding, same_space
-from epvi.wire.shard_fit import Provenance
-
-# Names, shapes of a row's entries and dtypes of columns.
-Signature = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 class Model:
@@ -45,6 +36,8 @@ class Model:
 
     # Under which what was compiled for it is held, once it was used.
     _key: Hashable | None = None
+    # What it says of rows at draws of θ: defined in site/tasks/predictive.py, which needs all of the site.
+    replies: ClassVar[Callable[..., dict[str, dict[str, np.ndarray]]]]
 
     def __init__(self, function: Callable, *, exchangeable: Sequence[Sequence[str]] = (), **fixed: Any) -> None:
         if not callable(function):
@@ -128,15 +121,7 @@ class Model:
         if "function" in state:
             self._arguments = inspect.signature(self.function).parameters
 
-    def programs(self, rows: Mapping[str, np.ndarray]) -> Programs:
-        """Compiled passes for rows with these columns, whatever the rows are: the same for models that are alike.
-
-        A model that cannot be compared with others shares them with nobody.
-        """
-        signature: Signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
-        return kept((self._shared_key(), signature), lambda: Programs(self.on(rows)))
-
-    def _shared_key(self) -> Hashable:
+    def shared_key(self) -> Hashable:
         """What models that are alike have in common, as long as this one is what it was when it was first used.
 
         A model that has changed since (a global that it refers to did) keeps what was compiled for it, as a user of one
@@ -169,13 +154,6 @@ class Model:
             found.terms,
             found.proper,
         )
-
-    def replies(self, rows: Any, space: Space, made_of: Provenance, theta: np.ndarray, key: jax.Array) -> Groups:
-        """What the model says of rows at draws θ (S, d) of a posterior over `space`, in groups as ArviZ names them."""
-        columns = _coded(rows, made_of)
-        programs = self.programs(columns)
-        same_space(space, programs.target.space)
-        return function_replies(self.function, self.fixed, programs, columns, theta, key)
 
 
 class DensityModel(Model):
@@ -243,19 +221,6 @@ class DensityModel(Model):
                         f" {(n,)}."
                     )
         return Target(space, log_prior, log_prior, log_likelihood, None, lambda block: {})
-
-    def replies(self, rows: Any, space: Space, made_of: Provenance, theta: np.ndarray, key: jax.Array) -> Groups:
-        """The rows' log likelihoods only: log densities cannot draw rows, nor tell which columns are observed."""
-        columns = _coded(rows, made_of)
-        same_space(space, self._space)
-        return density_replies(self.programs(columns), columns, theta)
-
-
-def _coded(rows: Any, made_of: Provenance) -> Columns:
-    """The columns of rows that are coded as those that were fitted."""
-    table = read_rows(rows, undeclared=Undeclared(fitted=made_of.levels))
-    same_coding(made_of, table)
-    return table.columns
 
 
 def _declared(name: str, shape: Any, support: Any) -> Parameter:

@@ -26,7 +26,7 @@ Site = dict[str, Any]
 one_trace = threading.RLock()
 
 
-class Sites(NamedTuple):
+class ModelTrace(NamedTuple):
     """The sites of one run, and by how much a plate that stands for more rows than it was given would scale them."""
 
     by_name: dict[str, Site]
@@ -64,7 +64,7 @@ def run(
     arguments: Mapping[str, Any],
     num_rows: int,
     of_rows: Collection[str] | None,
-) -> Sites:
+) -> ModelTrace:
     """Run the model with latent values chosen by `value_of` and record its sites.
 
     Only plates in `of_rows`, or any when it is not known yet, are plates of `num_rows` rows out of a larger total.
@@ -72,7 +72,7 @@ def run(
     with one_trace, promotion_allowed():
         seeded = handlers.seed(function, rng_seed=0)
         full = _AllRows(handlers.substitute(seeded, substitute_fn=value_of), num_rows, of_rows)
-        return Sites(dict(handlers.trace(full).get_trace(**arguments)), full.scales, full.asked)
+        return ModelTrace(dict(handlers.trace(full).get_trace(**arguments)), full.scales, full.asked)
 
 
 def given(values: Mapping[str, Any]) -> Callable[[Site], Any]:
@@ -143,7 +143,7 @@ def _single(distribution: Any) -> Any:
     return distribution
 
 
-def log_prob(site: Site, sites: Sites) -> Any:
+def log_prob(site: Site, sites: ModelTrace) -> Any:
     """The site's log density as the model counts it: masked, scaled, one number per entry of its batch."""
     with promotion_allowed():
         intermediates = site.get("intermediates")

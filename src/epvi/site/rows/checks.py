@@ -13,7 +13,7 @@ import numpy as np
 from epvi.ground.errors import EpviError
 from epvi.site.rows import cells
 from epvi.site.rows.cells import Cells
-from epvi.site.rows.chunks import Part
+from epvi.site.rows.chunks import TablePart
 from epvi.site.rows.levels import level_key
 from epvi.site.rows.locate import few
 from epvi.site.rows.numerals import MOST_LEVELS, TOO_LARGE, Look
@@ -27,7 +27,7 @@ class Check:
     """A column of finite numbers within limits; or of levels, of which `names` are the names."""
 
     name: str
-    part: Part
+    part: TablePart
     limits: tuple[float, float] | None = None
     names: tuple[str, ...] = ()
     kind: str = ""

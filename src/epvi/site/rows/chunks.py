@@ -63,7 +63,7 @@ Read = Callable[[Sequence[str], Collection[str]], Reading]
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class TablePart:
     """One file, or the rows in memory: `where` is the file's name for sentences, empty in memory."""
 
     where: str

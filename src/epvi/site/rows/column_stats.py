@@ -14,11 +14,11 @@ from epvi.ground.validation import at_least
 from epvi.site.rows import cells
 from epvi.site.rows.cells import Cells
 from epvi.site.rows.checks import Check
-from epvi.site.rows.chunks import Part
+from epvi.site.rows.chunks import TablePart
 from epvi.site.rows.complete_rows import refuse_lengths
 from epvi.site.rows.locate import few, open_source, unknown_column
 from epvi.site.rows.rows import Rows
-from epvi.site.rows.running_stats import Tally
+from epvi.site.rows.running_stats import RunningStats
 from epvi.wire.column_stats import ColumnStats, Stats, pool
 
 
@@ -44,7 +44,7 @@ def column_stats(rows: Any, names: Sequence[str] | None = None, *, min_rows: int
     return Stats({name: _joined(name, [one[name] for one in found], min_rows) for name in common})
 
 
-def _of_part(part: Part, rows: Rows, chosen: list[str], used: list[str], strict: bool) -> dict[str, ColumnStats]:
+def _of_part(part: TablePart, rows: Rows, chosen: list[str], used: list[str], strict: bool) -> dict[str, ColumnStats]:
     """The chosen columns of one file; when not `strict`, only those of numbers."""
     wanted = list(dict.fromkeys([*chosen, *used]))
     unknown = part.lacks(wanted)
@@ -59,7 +59,7 @@ def _of_part(part: Part, rows: Rows, chosen: list[str], used: list[str], strict:
             raise EpviError(f"column {name!r} of {part.said} is a matrix: statistics are of single columns.")
     reading.refuse_odd([name for name in numeric if cells.kind_of(reading.empty[name]) == cells.NUMBERS])
     checks = {name: Check(name, part, rows.limits.get(name)) for name in numeric}
-    tallies = {name: Tally(name) for name in numeric}
+    tallies = {name: RunningStats(name) for name in numeric}
     missing = dict.fromkeys(numeric, 0)
     for chunk in reading.chunks():
         lacking = {name: cells.missing(column) for name, column in chunk.items()}
@@ -81,7 +81,7 @@ def _is_numeric(empty: Cells) -> bool:
     return cells.row_shape(empty) == () and cells.kind_of(empty) in (cells.NUMBERS, cells.NOTHING)
 
 
-def _stats(tally: Tally, missing: int) -> ColumnStats:
+def _stats(tally: RunningStats, missing: int) -> ColumnStats:
     if not tally.chunks:
         return ColumnStats(0, missing, 0.0, 0.0, 0.0)
     made = tally.stats(missing)

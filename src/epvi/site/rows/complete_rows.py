@@ -1,6 +1,6 @@
 """Source columns from all files of a source: complete rows in chunks, as numbers and codes.
 
-Takes the parts of a source and the columns' names; gives `Source`. What is wrong is said of whole files, not of chunks.
+Takes the parts of a source and the columns' names; gives `CompleteRows`. Errors name whole files, not chunks.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from epvi.ground.errors import EpviError
 from epvi.site.rows import cells
 from epvi.site.rows.cells import Cells
 from epvi.site.rows.checks import Check
-from epvi.site.rows.chunks import Part, Reading
+from epvi.site.rows.chunks import Reading, TablePart
 from epvi.site.rows.locate import few, unknown_column
 from epvi.site.rows.numerals import Look
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class AskedColumns:
     """Source columns to be made numbers or codes of levels: `codes` are these, `names` the levels' names."""
 
     columns: list[str]
@@ -30,10 +30,10 @@ class Asked:
 
 
 @dataclasses.dataclass
-class Source:
+class CompleteRows:
     """Columns of several parts that have the same kinds in all; how many rows were dropped is known after `rows`."""
 
-    parts: list[Part]
+    parts: list[TablePart]
     readings: list[Reading]
     dropped: int = 0
 
@@ -76,7 +76,7 @@ class Source:
     def _pieces(self, name: str) -> list[Cells]:
         return [reading.empty[name] for reading in self.readings if reading.num_rows] or [self.readings[0].empty[name]]
 
-    def rows(self, asked: Asked) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Cells]]]:
+    def rows(self, asked: AskedColumns) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Cells]]]:
         """Chunks of complete rows: what was asked for, and all columns as they are; faults are said in the end."""
         checks: list[Check] = []
         # Levels are those of all parts, other faults those of one.
@@ -115,7 +115,7 @@ class Source:
             raise EpviError(f"{said} has zero rows: it needs at least one.")
 
 
-def open_columns(parts: list[Part], wanted: list[str], coded: Mapping[str, Mapping[Any, int]]) -> Source:
+def open_columns(parts: list[TablePart], wanted: list[str], coded: Mapping[str, Mapping[Any, int]]) -> CompleteRows:
     """Get columns of every part ready to be read; `coded` columns have levels."""
     text = [name for name in wanted if any(isinstance(level, str) for level in coded.get(name, ()))]
     readings = []
@@ -131,10 +131,10 @@ def open_columns(parts: list[Part], wanted: list[str], coded: Mapping[str, Mappi
     for name in wanted:
         if name not in coded:
             _refuse_kinds(name, parts, [reading.empty[name] for reading in readings])
-    return Source(parts, readings)
+    return CompleteRows(parts, readings)
 
 
-def refuse_lengths(part: Part, reading: Reading) -> None:
+def refuse_lengths(part: TablePart, reading: Reading) -> None:
     """Refuse single values, and columns of different lengths."""
     single = [name for name, length in reading.lengths.items() if length is None]
     if single:
@@ -144,7 +144,7 @@ def refuse_lengths(part: Part, reading: Reading) -> None:
         raise EpviError(f"the columns of {part.said} have different lengths ({listed}): one entry per row in each.")
 
 
-def _refuse_kinds(name: str, parts: list[Part], pieces: list[Cells]) -> None:
+def _refuse_kinds(name: str, parts: list[TablePart], pieces: list[Cells]) -> None:
     kinds = [(cells.kind_of(piece), cells.row_shape(piece)) for piece in pieces]
     filled = [i for i, kind in enumerate(kinds) if kind[0] != cells.NOTHING]
     other = next((i for i in filled if kinds[i] != kinds[filled[0]]), None)
@@ -156,7 +156,7 @@ def _refuse_kinds(name: str, parts: list[Part], pieces: list[Cells]) -> None:
         )
 
 
-def _complete(part: Part, reading: Reading, drop: bool) -> Iterator[dict[str, Cells]]:
+def _complete(part: TablePart, reading: Reading, drop: bool) -> Iterator[dict[str, Cells]]:
     """Chunks of the rows that have all their values; rows that lack one are refused in the end unless dropped."""
     lacking, num_rows = dict.fromkeys(reading.lengths, 0), 0
     for chunk in reading.chunks():

@@ -1,6 +1,6 @@
 """CSV files, also gzipped: small ones are read at once, large ones in blocks, with the same kinds of columns.
 
-Takes a path; gives a `Part`. A column's kind is that of all its values: the first in `_kinds` that holds them all.
+Takes a path; gives a `TablePart`. A column's kind is that of all its values: the first in `_kinds` that holds them all.
 """
 
 import csv
@@ -14,7 +14,7 @@ from typing import Any
 
 from epvi.ground.errors import EpviError
 from epvi.site.rows.cells import Cells
-from epvi.site.rows.chunks import UNREADABLE, Part, Reading, of_batches, of_table, read_held, unreadable
+from epvi.site.rows.chunks import UNREADABLE, Reading, TablePart, of_batches, of_table, read_held, unreadable
 from epvi.site.rows.numerals import MISSING, first_odd, why_odd
 
 _BLOCK = 2**21
@@ -46,7 +46,7 @@ class _Csv:
         )
 
 
-def open_csv(path: Path, where: str, at_once: bool) -> Part:
+def open_csv(path: Path, where: str, at_once: bool) -> TablePart:
     """The file's columns, read `at_once` or in blocks."""
     with _opened(path) as file:
         lines = enumerate(csv.reader(file), start=1)
@@ -59,7 +59,7 @@ def open_csv(path: Path, where: str, at_once: bool) -> Part:
     unnamed = [str(i) for i in range(len(names))]
     if names not in ([], unnamed) and all(re.fullmatch(r"[+-]?[\d.]+([eE][+-]?\d+)?|\??", name) for name in names):
         raise EpviError(f"file {where!r} has numbers where its columns' names should be: add a first line of names.")
-    return Part(where, tuple(names), functools.partial(_read, _Csv(path, where, names, line), at_once))
+    return TablePart(where, tuple(names), functools.partial(_read, _Csv(path, where, names, line), at_once))
 
 
 def _opened(path: Path) -> Any:

@@ -1,6 +1,6 @@
 """Files of rows: CSV (also gzipped), Parquet, .npz and .npy.
 
-Takes paths; gives a `Part` of each, which knows the names of its columns and reads only those that are asked for.
+Takes paths; gives a `TablePart` of each, which knows the names of its columns and reads only those that are asked for.
 """
 
 import base64
@@ -12,7 +12,16 @@ import numpy as np
 
 from epvi.ground.errors import EpviError
 from epvi.site.rows.cells import Cells
-from epvi.site.rows.chunks import UNREADABLE, Part, Reading, batch_rows, of_batches, of_table, read_held, unreadable
+from epvi.site.rows.chunks import (
+    UNREADABLE,
+    Reading,
+    TablePart,
+    batch_rows,
+    of_batches,
+    of_table,
+    read_held,
+    unreadable,
+)
 from epvi.site.rows.csv_file import open_csv
 
 FORMATS = ".csv, .csv.gz, .parquet, .npz or .npy"
@@ -25,7 +34,7 @@ _GZIPPED = 10
 _BUFFER = 2**18
 
 
-def open_files(paths: Sequence[Path]) -> list[Part]:
+def open_files(paths: Sequence[Path]) -> list[TablePart]:
     """The files' columns, by what their names end with."""
     at_once = sum(map(_size_as_csv, paths)) <= _MOST_CSV
     return [_open_file(path, at_once) for path in paths]
@@ -38,7 +47,7 @@ def _size_as_csv(path: Path) -> int:
     return path.stat().st_size * (_GZIPPED if name.endswith(".gz") else 1)
 
 
-def _open_file(path: Path, at_once: bool) -> Part:
+def _open_file(path: Path, at_once: bool) -> TablePart:
     where = str(path) if len(str(path)) <= 80 else f".../{path.name[-76:]}"
     name = path.name.lower()
     opener = next((opener for ending, opener in _OPENERS.items() if name.endswith(ending)), None)
@@ -58,7 +67,7 @@ def _open_file(path: Path, at_once: bool) -> Part:
         raise unreadable(where, error) from error
 
 
-def _open_parquet(path: Path, where: str, _at_once: bool) -> Part:
+def _open_parquet(path: Path, where: str, _at_once: bool) -> TablePart:
     import pyarrow.parquet as parquet
 
     def read(wanted: Sequence[str], text: Collection[str]) -> Reading:
@@ -80,7 +89,7 @@ def _open_parquet(path: Path, where: str, _at_once: bool) -> Part:
 
         return Reading(dict.fromkeys(wanted, num_rows), empty, chunks)
 
-    return Part(where, tuple(parquet.read_schema(path).names), read)
+    return TablePart(where, tuple(parquet.read_schema(path).names), read)
 
 
 def _categorical(file: Any) -> set[str]:
@@ -96,7 +105,7 @@ def _categorical(file: Any) -> set[str]:
     return found
 
 
-def _open_npz(path: Path, where: str, _at_once: bool) -> Part:
+def _open_npz(path: Path, where: str, _at_once: bool) -> TablePart:
     with np.load(path, allow_pickle=False) as archive:
         names = tuple(archive.files)
 
@@ -108,10 +117,10 @@ def _open_npz(path: Path, where: str, _at_once: bool) -> Part:
             raise unreadable(where, error) from error
         return read_held(columns)
 
-    return Part(where, names, read)
+    return TablePart(where, names, read)
 
 
-def _open_npy(path: Path, where: str, _at_once: bool) -> Part:
+def _open_npy(path: Path, where: str, _at_once: bool) -> TablePart:
     """The fields of an array of records; a plain array is one column, named as NumPy names unnamed ones."""
     array = np.load(path, mmap_mode="r", allow_pickle=False)
     fields = array.dtype.names
@@ -119,7 +128,7 @@ def _open_npy(path: Path, where: str, _at_once: bool) -> Part:
     def read(wanted: Sequence[str], text: Collection[str]) -> Reading:
         return read_held({name: array if fields is None else array[name] for name in wanted})
 
-    return Part(where, fields or ("arr_0",), read)
+    return TablePart(where, fields or ("arr_0",), read)
 
 
 _OPENERS = {

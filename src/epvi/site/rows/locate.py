@@ -13,7 +13,7 @@ from typing import Any
 
 from epvi.ground.errors import EpviError
 from epvi.site.rows.cells import as_cells
-from epvi.site.rows.chunks import Part, Reading, first_twice, read_held
+from epvi.site.rows.chunks import Reading, TablePart, first_twice, read_held
 from epvi.site.rows.columns import raw_columns
 from epvi.site.rows.formats import open_files
 
@@ -25,7 +25,7 @@ def is_path(source: Any) -> bool:
     return isinstance(source, str | os.PathLike)
 
 
-def open_source(source: Any) -> list[Part]:
+def open_source(source: Any) -> list[TablePart]:
     """The parts of a source; a part reads its columns when it is asked to."""
     if is_path(source):
         paths = [path for one in (source if isinstance(source, list | tuple) else [source]) for path in _found(one)]
@@ -40,7 +40,7 @@ def open_source(source: Any) -> list[Part]:
     def read(wanted: Sequence[str], text: Collection[str]) -> Reading:
         return read_held({name: as_cells(name, columns[name]) for name in wanted})
 
-    return [Part("", tuple(columns), read)]
+    return [TablePart("", tuple(columns), read)]
 
 
 def _found(path: Any) -> list[Path]:
@@ -62,7 +62,7 @@ def _in_folder(path: Path) -> list[Path]:
     return [Path(one) for one in found] or [path]
 
 
-def _open_frame(frame: Any) -> Part:
+def _open_frame(frame: Any) -> TablePart:
     # Only a frame's own columns: pandas would give its index too. A frame without keys is Arrow's, or gives a view.
     has_keys = hasattr(frame, "keys")
     table = None if has_keys else _as_arrow(frame)
@@ -75,7 +75,7 @@ def _open_frame(frame: Any) -> Part:
         chosen = _as_arrow(frame[list(wanted)]) if table is None else table
         return read_held({name: chosen[name] for name in wanted})
 
-    return Part("", tuple(names), read)
+    return TablePart("", tuple(names), read)
 
 
 def _as_arrow(frame: Any) -> Any:
@@ -103,7 +103,7 @@ def _mixed(frame: Any, names: Sequence[str]) -> list[str]:
     return []
 
 
-def unknown_column(name: str, part: Part) -> EpviError:
+def unknown_column(name: str, part: TablePart) -> EpviError:
     """That a part has no such column, with the nearest names and those there are."""
     near = difflib.get_close_matches(name, part.names, n=2, cutoff=0.6)
     near += [other for other in part.names if other.lower() == name.lower() and other not in near]

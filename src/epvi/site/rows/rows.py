@@ -12,11 +12,11 @@ from typing import Any
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import verb
 from epvi.site.rows.cells import needs_levels
-from epvi.site.rows.chunks import Part, first_twice
+from epvi.site.rows.chunks import TablePart, first_twice
 from epvi.site.rows.columns import as_columns, plain_array, raw_columns
 from epvi.site.rows.levels import REFUSED, Keys, Undeclared, as_levels, numbered, said_level
 from epvi.site.rows.locate import is_path, open_source, unknown_column
-from epvi.site.rows.table import Argument, Plan, Table, assemble
+from epvi.site.rows.table import Argument, Table, TablePlan, assemble
 
 
 @dataclasses.dataclass(frozen=True, init=False, eq=False)
@@ -115,7 +115,7 @@ class Rows:
         unknown = [] if self.columns else parts[0].lacks((*standardise, *self.levels, *self.limits))
         if unknown:
             raise unknown_column(unknown[0], parts[0])
-        plan = Plan(
+        plan = TablePlan(
             arguments,
             {name: numbered(keys) for name, keys in self.levels.items()},
             {name: tuple(map(said_level, keys)) for name, keys in self.levels.items()},
@@ -134,7 +134,7 @@ class Rows:
         )
 
     def _arguments(
-        self, parts: list[Part], also: str | None, keep: bool, optional: Container[str]
+        self, parts: list[TablePart], also: str | None, keep: bool, optional: Container[str]
     ) -> tuple[Argument, ...]:
         there = parts[0].names
         if not self.columns:

@@ -13,7 +13,7 @@ from epvi.wire.column_stats import ColumnStats, Stats, pool, split_mean
 
 
 @dataclasses.dataclass
-class Tally:
+class RunningStats:
     """The statistics of a column's chunks, and its values as long as there are no more than two."""
 
     name: str

@@ -117,7 +117,7 @@ class OnDisk:
 Store: TypeAlias = InMemory | OnDisk
 
 
-def stores(num_rows: int, columns: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, Store]:
+def spill(num_rows: int, columns: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, Store]:
     """A place for each column, given the shapes and types of their rows: on disk if they are large together."""
     needed = num_rows * sum(_row_bytes(*column) for column in columns.values())
     is_large = needed > _MOST_IN_MEMORY

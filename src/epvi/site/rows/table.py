@@ -13,12 +13,12 @@ import numpy as np
 
 from epvi.ground.errors import EpviError
 from epvi.site.rows import cells
-from epvi.site.rows.chunks import Part
+from epvi.site.rows.chunks import TablePart
 from epvi.site.rows.columns import Columns, as_columns
-from epvi.site.rows.complete_rows import Asked, Source, open_columns
+from epvi.site.rows.complete_rows import AskedColumns, CompleteRows, open_columns
 from epvi.site.rows.levels import REFUSED, TRUTH_LEVELS, Undeclared, named_levels, numbered, own_levels, said_level
-from epvi.site.rows.running_stats import Tally
-from epvi.site.rows.spill import Store, stores
+from epvi.site.rows.running_stats import RunningStats
+from epvi.site.rows.spill import Store, spill
 
 Units = Mapping[str, tuple[float, float]]
 
@@ -36,7 +36,7 @@ class Argument:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
+class TablePlan:
     """What to make: `codes` are the levels' numbers, `names` their names; `own_units` computes the units here.
 
     `undeclared` says what becomes of categories without levels.
@@ -66,7 +66,7 @@ class Plan:
         open_yet = told.keys() - {*self.codes, *self.units, *self.limits}
         return {name: numbered(named_levels(told[name])) for name in self.sources() if name in open_yet}
 
-    def settled(self, source: Source) -> "Plan":
+    def settled(self, source: CompleteRows) -> "TablePlan":
         """The same with the levels of columns that have them by their own type, or by a fit."""
         codes, fitted = dict(self.codes), self.fitted()
         truths = []
@@ -129,7 +129,7 @@ class Table:
         return len(next(iter(self.columns.values())))
 
 
-def assemble(parts: list[Part], plan: Plan, also: str | None) -> Table:
+def assemble(parts: list[TablePart], plan: TablePlan, also: str | None) -> Table:
     """Read what the plan needs and make the arguments."""
     import pyarrow
 
@@ -141,7 +141,7 @@ def assemble(parts: list[Part], plan: Plan, also: str | None) -> Table:
     _refuse_matrices(source, plan)
     ready = _ready(source, plan)
     rows = {one.name: _row(source, plan, one) for one in plan.arguments if one.name not in ready}
-    placed = stores(source.num_rows, rows)
+    placed = spill(source.num_rows, rows)
     own, extra = _fill(placed, source, plan, also)
     if own:
         placed = {
@@ -163,7 +163,7 @@ def assemble(parts: list[Part], plan: Plan, also: str | None) -> Table:
     )
 
 
-def _refuse_matrices(source: Source, plan: Plan) -> None:
+def _refuse_matrices(source: CompleteRows, plan: TablePlan) -> None:
     """Refuse source columns that are matrices where only single columns will do."""
     for name in plan.sources():
         if name in plan.units and source.row_shape(name):
@@ -173,7 +173,7 @@ def _refuse_matrices(source: Source, plan: Plan) -> None:
             raise EpviError(f"column {name!r} is a matrix already: pass it alone, as in x={name!r}.")
 
 
-def _ready(source: Source, plan: Plan) -> Columns:
+def _ready(source: CompleteRows, plan: TablePlan) -> Columns:
     """Arguments that are arrays already, which stay as they are."""
     made: Columns = {}
     changed = {*plan.codes, *plan.units, *plan.own()}
@@ -186,7 +186,7 @@ def _ready(source: Source, plan: Plan) -> Columns:
     return made
 
 
-def _row(source: Source, plan: Plan, argument: Argument) -> tuple[tuple[int, ...], np.dtype]:
+def _row(source: CompleteRows, plan: TablePlan, argument: Argument) -> tuple[tuple[int, ...], np.dtype]:
     """The shape and type of one row of an argument."""
     if argument.is_matrix:
         plain = [name for name in argument.sources if name not in plan.codes]
@@ -199,13 +199,13 @@ def _row(source: Source, plan: Plan, argument: Argument) -> tuple[tuple[int, ...
     return source.row_shape(name), _unit_dtype(dtype) if name in plan.units else dtype
 
 
-def _fill(placed: dict[str, Store], source: Source, plan: Plan, also: str | None) -> tuple[Units, Columns]:
+def _fill(placed: dict[str, Store], source: CompleteRows, plan: TablePlan, also: str | None) -> tuple[Units, Columns]:
     """Put all rows in their places, in the units that were given; gives units of their own, and the further column."""
     names = plan.sources()
     dtypes = {name: source.dtype(name) for name in names if name in plan.units}
-    tallies = {name: Tally(name) for name in plan.own()}
+    tallies = {name: RunningStats(name) for name in plan.own()}
     extra = []
-    for values, chunk in source.rows(Asked(names, plan.codes, plan.names, plan.limits, plan.drop_missing)):
+    for values, chunk in source.rows(AskedColumns(names, plan.codes, plan.names, plan.limits, plan.drop_missing)):
         for name, tally in tallies.items():
             tally.add(values[name])
         for name, dtype in dtypes.items():
@@ -218,7 +218,7 @@ def _fill(placed: dict[str, Store], source: Source, plan: Plan, also: str | None
     return own, {} if also is None else {also: np.concatenate(extra)}
 
 
-def _place(values: dict[str, np.ndarray], store: Store, argument: Argument, plan: Plan) -> None:
+def _place(values: dict[str, np.ndarray], store: Store, argument: Argument, plan: TablePlan) -> None:
     """Put a chunk of source columns where it belongs in an argument."""
     block = store.room(len(values[argument.sources[0]]))
     if not argument.is_matrix:
@@ -236,7 +236,7 @@ def _place(values: dict[str, np.ndarray], store: Store, argument: Argument, plan
     store.keep(block)
 
 
-def _revised(store: Store, source: Source, argument: Argument, own: Units, plan: Plan) -> Store:
+def _revised(store: Store, source: CompleteRows, argument: Argument, own: Units, plan: TablePlan) -> Store:
     """An argument's rows in units of their own."""
     inside = [name for name in argument.sources if name in own]
     dtypes = {name: source.dtype(name) for name in inside}

@@ -14,7 +14,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
 from epvi.ground.version import __version__
-from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Report, Subposterior, block_size
 from epvi.site.fit.inference import Inference
 from epvi.site.fit.nvi import NVI
@@ -55,9 +55,9 @@ def fit_shard(
 def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed: Seed) -> ShardFit:
     """Fit rows that were read."""
     columns = table.columns
-    programs = model.programs(columns)
+    programs = programs_of(model, columns)
     programs.target.check(columns)
-    plan = Plan(
+    plan = FitPlan(
         inference,
         block_size(programs, columns, table.num_rows, inference.points_at_once),
         np.asarray(jax.random.key_data(as_key(seed))),
@@ -68,7 +68,7 @@ def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Plan:
+class FitPlan:
     """What all shards of one posterior share: how they are fitted, the data of the seed's key, and the model."""
 
     inference: Inference
@@ -111,7 +111,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def fit_columns(
-    programs: Programs, columns: Columns, part: Part, plan: Plan, report: Report = lambda passes: None
+    programs: Programs, columns: Columns, part: Part, plan: FitPlan, report: Report = lambda passes: None
 ) -> ShardFit:
     """Fit checked columns with compiled programs; `report` hears how many passes over them were made."""
     start = time.perf_counter()

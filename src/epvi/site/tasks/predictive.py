@@ -17,10 +17,13 @@ from numpyro.primitives import Messenger
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Space
-from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.model.inspection import FEW, MANY, run_abstract, take
+from epvi.site.model.model import DensityModel, Model
 from epvi.site.model.tracing import Site, failed, filled, given, is_factor, is_latent, one_trace, run
 from epvi.site.rows.columns import Columns
+from epvi.site.rows.levels import Undeclared
+from epvi.site.rows.rows import read_rows
 from epvi.site.rows.table import Table
 from epvi.wire.shard_fit import Provenance, plain_coding
 
@@ -136,6 +139,33 @@ def function_replies(
     told = (*sites.columns, *sites.observed)
     groups["constant_data"] = {name: column for name, column in columns.items() if name not in told}
     return groups
+
+
+def replies(
+    self: Model, rows: Any, space: Space, made_of: Provenance, theta: Float[np.ndarray, "S d"], key: jax.Array
+) -> Groups:
+    """What a model says of rows at draws of a posterior over `space`, in groups as ArviZ names them.
+
+    Of log densities these are the rows' log likelihoods only: they cannot draw rows, nor tell which columns are
+    observed.
+    """
+    columns = _coded(rows, made_of)
+    programs = programs_of(self, columns)
+    same_space(space, programs.target.space)
+    if isinstance(self, DensityModel):
+        return density_replies(programs, columns, theta)
+    return function_replies(self.function, self.fixed, programs, columns, theta, key)
+
+
+# The hub, which may not import the site, asks a user's model for it.
+Model.replies = replies
+
+
+def _coded(rows: Any, made_of: Provenance) -> Columns:
+    """The columns of rows that are coded as those that were fitted."""
+    table = read_rows(rows, undeclared=Undeclared(fitted=made_of.levels))
+    same_coding(made_of, table)
+    return table.columns
 
 
 def same_coding(made_of: Provenance, table: Table) -> None:

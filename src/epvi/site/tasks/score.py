@@ -18,8 +18,8 @@ from jaxtyping import Float
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import verb
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
-from epvi.site.derivatives.expansion_cache import Memory
-from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.expansion_cache import ExpansionCache
+from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
 from epvi.site.rows.columns import Columns, generator
 from epvi.site.rows.levels import Undeclared
@@ -68,7 +68,7 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
     if num_shards != share.num_shards:
         raise EpviError(f"shard is {shard!r}, but the draws are for {share.num_shards} shards: write 3/6 as it is.")
     table = read_rows(with_constants(rows, ONE_SITE), undeclared=Undeclared(fitted=draws.made_of.levels))
-    programs = model.programs(table.columns)
+    programs = programs_of(model, table.columns)
     same_space(draws.space, programs.target.space)
     same_coding(draws.made_of, table)
     programs.target.check(table.columns)
@@ -91,7 +91,7 @@ class Asking:
     exact: bool = False
     points_at_once: int = _POINTS_AT_ONCE
     checked: bool = False
-    memory: Memory = dataclasses.field(default_factory=Memory)
+    memory: ExpansionCache = dataclasses.field(default_factory=ExpansionCache)
 
 
 def answer_columns(programs: Programs, columns: Columns, draws: Draws, share: Part, asking: Asking) -> Scores:

@@ -20,12 +20,13 @@ from epvi.gaussian.structure import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
+from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.nvi import NVI
 from epvi.site.rows.columns import generator
 from epvi.site.rows.rows import read_rows
-from epvi.site.tasks.fit_shard import Plan, as_model, as_share, parse_shard, provenance
+from epvi.site.tasks.fit_shard import FitPlan, as_model, as_share, parse_shard, provenance
 from epvi.wire.shard_fit import Part, ShardFit
 
 # The sd of log prior − log Gaussian, in nats: at the Gaussian's draws, and at draws twice as wide.
@@ -51,10 +52,10 @@ def stand_in(
     part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
     table = read_rows(like)
     columns = table.columns
-    programs = model.programs(columns)
+    programs = programs_of(model, columns)
     programs.target.check(columns)
     key = as_key(seed)
-    plan = Plan(_INFERENCE, 1, np.asarray(jax.random.key_data(key)), provenance(model, programs, table))
+    plan = FitPlan(_INFERENCE, 1, np.asarray(jax.random.key_data(key)), provenance(model, programs, table))
     if part.prior == 0 or plan.made_of.flat_prior:
         raise EpviError(
             f"shard {part.label} holds nothing without rows, because its share of the prior is flat: leave it out."

@@ -1,0 +1,49 @@
+"""Shard fits, checked and multiplied: the parts of a posterior, or a refusal that says what to do."""
+
+from collections.abc import Iterable, Sequence
+
+import jax
+
+from epvi.ground.errors import EpviError
+from epvi.ground.seeds import Seed, as_key
+from epvi.hub.agreement.compatibility import check_belonging
+from epvi.hub.posterior.parts import Choices, Parts
+from epvi.hub.product.multiply import multiply
+from epvi.hub.product.result import Product
+from epvi.parameters.alignment import aligned
+from epvi.wire.shard_fit import ShardFit
+
+# Shard m uses the m-th key; the product's is out of their reach.
+_PRODUCT_KEY = 2**31 + 1
+
+
+def checked_and_multiplied(
+    fits: Iterable[ShardFit], product: Product | None, seed: Seed, *, accept_unconverged: bool
+) -> Parts:
+    """The parts of the posterior of these fits, in any order; fits that do not belong together are refused."""
+    fits = _sorted(fits)
+    check_belonging(fits, accept_unconverged=accept_unconverged)
+    return multiplied(fits, product, seed)
+
+
+def multiplied(fits: Sequence[ShardFit], product: Product | None, seed: Seed) -> Parts:
+    """The same for sorted fits that are known to belong together, such as those of one split of one table.
+
+    There, shards of few rows can hold the same values and still be different rows.
+    """
+    mixtures = aligned(fits[0].space, [fit.mixture for fit in fits])
+    key = as_key(seed)
+    made = multiply(mixtures, product, seed=jax.random.fold_in(key, _PRODUCT_KEY))
+    return Parts(made, fits[0].space, tuple(fits), Choices(product, tuple(jax.random.key_data(key).tolist())))
+
+
+def _sorted(fits: Iterable[ShardFit]) -> list[ShardFit]:
+    if isinstance(fits, ShardFit) or not isinstance(fits, Iterable):
+        raise EpviError("fits is not a list: pass a list of shard fits.")
+    made = list(fits)
+    if not made:
+        raise EpviError("there are no fits to combine: pass at least one.")
+    for fit in made:
+        if not isinstance(fit, ShardFit):
+            raise EpviError(f"one of the fits is a {type(fit).__name__}: pass what epvi.fit_shard gives.")
+    return sorted(made, key=lambda fit: fit.shard)
