@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from epvi.gaussian.structure import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
     from epvi.hub.agreement.conflict import Conflict
-    from epvi.hub.posterior import combine
+    from epvi.hub.posterior.combine import combine
     from epvi.hub.posterior.posterior import Posterior
     from epvi.hub.posterior.summary import Summary
     from epvi.hub.product.anchored import Anchored
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from epvi.hub.product.multiply import multiply
     from epvi.hub.product.result import ProductMixture
     from epvi.hub.product.subset import Subset
-    from epvi.hub.refine import refine
+    from epvi.hub.refine.refine import refine
     from epvi.hub.samples.combine_draws import combine_draws
     from epvi.hub.samples.consensus import Consensus
     from epvi.hub.samples.exponential_family import ExponentialFamily
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from epvi.hub.samples.result import CombinedDraws
     from epvi.hub.samples.semiparametric import Semiparametric
     from epvi.hub.samples.weierstrass import Weierstrass
-    from epvi.hub.trust import certify
-    from epvi.hub.trust.certify import Certificate
+    from epvi.hub.trust.certify import Certificate, certify
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
     from epvi.run.fit import fit
@@ -53,7 +52,7 @@ _ROOMS = {
     "epvi.gaussian.structure": ["Diagonal", "Full", "Spherical"],
     "epvi.ground.errors": ["EpviError"],
     "epvi.hub.agreement.conflict": ["Conflict"],
-    "epvi.hub.posterior": ["combine"],
+    "epvi.hub.posterior.combine": ["combine"],
     "epvi.hub.posterior.posterior": ["Posterior"],
     "epvi.hub.posterior.summary": ["Summary"],
     "epvi.hub.product.anchored": ["Anchored"],
@@ -62,7 +61,7 @@ _ROOMS = {
     "epvi.hub.product.multiply": ["multiply"],
     "epvi.hub.product.result": ["ProductMixture"],
     "epvi.hub.product.subset": ["Subset"],
-    "epvi.hub.refine": ["refine"],
+    "epvi.hub.refine.refine": ["refine"],
     "epvi.hub.samples.combine_draws": ["combine_draws"],
     "epvi.hub.samples.consensus": ["Consensus"],
     "epvi.hub.samples.exponential_family": ["ExponentialFamily"],
@@ -71,8 +70,7 @@ _ROOMS = {
     "epvi.hub.samples.result": ["CombinedDraws"],
     "epvi.hub.samples.semiparametric": ["Semiparametric"],
     "epvi.hub.samples.weierstrass": ["Weierstrass"],
-    "epvi.hub.trust": ["certify"],
-    "epvi.hub.trust.certify": ["Certificate"],
+    "epvi.hub.trust.certify": ["Certificate", "certify"],
     "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.prediction": ["log_predictive", "predict"],
     "epvi.run.fit": ["fit"],

@@ -101,7 +101,7 @@ def _at_every_site(path: Path, draws: "Draws") -> str:
 
 
 def _certify(context: click.Context, posterior: "Posterior", scores: tuple[Path, ...], said: dict[str, Any]) -> None:
-    from epvi.hub.trust import certify as certify_scores
+    from epvi.hub.trust.certify import certify as certify_scores
 
     with busy(f"weighing the draws of {len(scores)} files"):
         found = certify_scores(posterior, _loaded(scores), accept_missing=said["accept_missing"])

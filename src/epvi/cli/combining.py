@@ -62,7 +62,7 @@ def _in_detail(report: "Conflict") -> list[str]:
 
 
 def _combined(context: click.Context, files: tuple[Path, ...], said: dict[str, Any]) -> "Posterior":
-    from epvi.hub.posterior import combine as combine_fits
+    from epvi.hub.posterior.combine import combine as combine_fits
     from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 

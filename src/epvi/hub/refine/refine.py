@@ -130,7 +130,7 @@ def confirmed(
     return _with(posterior, mixture, undone, step.certificate), step.before
 
 
-def moments_of(posterior: Posterior, answered: Answered) -> JointMoments | None:
+def moments_of(posterior: Refinable, answered: Answered) -> JointMoments | None:
     """What the shards together said of the posterior's Gaussians."""
     if answered.moments is None:
         return None
