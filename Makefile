@@ -19,7 +19,7 @@ test: $(READY)
 
 # Each file in a process of its own (5: it has no quick test).
 test-alone: $(READY)
-	printf '%s\n' tests/test_*.py | xargs -P 2 -I{} sh -c '$(RUN)/pytest -q $(QUICK) {} || [ $$? = 5 ] || exit 255'
+	find tests -name 'test_*.py' | sort | xargs -P 2 -I{} sh -c '$(RUN)/pytest -q $(QUICK) {} || [ $$? = 5 ] || exit 255'
 
 test-engines: $(READY)
 	$(PYTEST) -m engines
@@ -37,9 +37,10 @@ test-loop:
 # A quick part of the tests with the lowest versions that pyproject.toml allows of every direct dependency. Warnings are
 # no errors here: old versions have some of their own beside newer ones; and jaxlib 0.10.0 prints of what it finds in
 # the cache of compiled programs.
-LOWEST := atomic cli combine_kinds export handover packaging references shown sources study_danger
+LOWEST := ground/test_atomic ground/test_printable cli/test_cli cli/test_combine_kinds hub/posterior/test_export
+LOWEST += wire/test_shard_fit project/test_packaging study/test_references study/test_study_danger site/rows/test_rows
 test-lowest: .venv-lowest/ready-$(VERSION)
-	EPVI_CACHE=off .venv-lowest/bin/pytest -o filterwarnings= -m "not slow" $(LOWEST:%=tests/test_%.py)
+	EPVI_CACHE=off .venv-lowest/bin/pytest -o filterwarnings= -m "not slow" $(LOWEST:%=tests/%.py)
 
 .venv-lowest/ready-$(VERSION): pyproject.toml tests/lowest.py
 	$(PYTHON) -m venv --clear .venv-lowest
@@ -55,7 +56,7 @@ sdist-check: $(READY)
 	$(RUN)/python -m build --sdist --outdir dist/unpacked
 	tar -xzf dist/unpacked/*.tar.gz -C dist/unpacked --strip-components=1
 	cd dist/unpacked && PYTHONPATH=$$PWD/src ../../$(RUN)/pytest -q --collect-only > collected.txt
-	cd dist/unpacked && PYTHONPATH=$$PWD/src ../../$(RUN)/pytest -q $(patsubst %,tests/test_%.py,packaging references shown claims)
+	cd dist/unpacked && PYTHONPATH=$$PWD/src ../../$(RUN)/pytest -q $(patsubst %,tests/%.py,project/test_packaging study/test_references ground/test_printable experiments/test_claims)
 
 check: $(READY)
 	$(RUN)/ruff check

@@ -12,7 +12,7 @@ import susy
 
 from epvi import Exact, multiply
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_plain_formulas_agree_with_exact():

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from commands import call
-from test_handover import some_fit
+from some_fits import some_fit
 
 import epvi
 from epvi.files import save_stats

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 import pytest
-from test_lost_workers import fitted, make_deadly, mean
+from deadly_workers import fitted, make_deadly, mean
 
 pytestmark = pytest.mark.engines
 

@@ -7,7 +7,7 @@ _BEGIN = """
 import os, sys, warnings
 import numpy as np
 import epvi
-from test_lost_workers import fitted, mean, same
+from deadly_workers import fitted, mean, same
 """
 
 _FORK = """

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from commands import call, environment
 from sentences import refused
-from test_handover import some_fit
+from some_fits import some_fit
 
 from epvi import EpviError
 from epvi.ground import atomic

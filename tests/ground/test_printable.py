@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from commands import call
-from test_handover import some_fit
+from some_fits import some_fit
 
 import epvi
 from epvi.cli import main

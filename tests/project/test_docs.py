@@ -18,7 +18,7 @@ from epvi.hub.samples.method import DrawsMethod
 from epvi.wire import supports
 from epvi.wire.envelope import KINDS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def code_blocks(path):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "multi_site"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "multi_site"
 QUICK = "\n[inference]\nnum_components = 1\nnum_starts = 4\n"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from lowest import TOOLS, lowest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 # What hatchling packs without being told.
 ALWAYS = {".gitignore", "pyproject.toml"}

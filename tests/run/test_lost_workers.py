@@ -1,7 +1,6 @@
 """Workers that die in the middle of a fit, or of a later round: shards are run again, and the answer is the same."""
 
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -9,80 +8,17 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecu
 from pathlib import Path
 
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
 from commands import in_a_process
+from deadly_workers import QUICK, ROWS, fitted, line, make_deadly, same
 
 import epvi
 from epvi.engines import local as pool
-from epvi.run import shards as sites
-from epvi.run.worker import answer_shard, run_shard
-
-QUICK = epvi.NVI(1, num_starts=2, num_draws=8)
-
-
-def line(x, y=None):
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
-    with numpyro.plate("rows", x.shape[0]):
-        numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
-
-
-def made_rows():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(90, 2))
-    return {"x": x, "y": x @ np.array([1.0, -1.0]) + rng.normal(size=90)}
-
-
-ROWS = made_rows()
-
-
-def fitted(executor=2, certify=True, shards=3):
-    return epvi.fit(line, ROWS, shards, inference=QUICK, certify=certify, executor=executor)
-
-
-def mean(_=0):
-    """For programs that have other processes fit; a function that these can import."""
-    return fitted(certify=False).mixture.mean().tolist()
 
 
 @pytest.fixture(scope="module")
 def undisturbed():
     return fitted()
-
-
-def same(a, b):
-    """Whether two posteriors and their certificates are the same to the last bit."""
-    theirs = [(p.mixture.means, p.mixture.roots, p.mixture.log_weights) for p in (a, *a.fits)]
-    ours = [(p.mixture.means, p.mixture.roots, p.mixture.log_weights) for p in (b, *b.fits)]
-    equal = all(
-        np.array_equal(x, y) for one, other in zip(theirs, ours, strict=True) for x, y in zip(one, other, strict=True)
-    )
-    return equal and str(a.certificate) == str(b.certificate)
-
-
-def kill_this(folder, shard, times, which):
-    """Kill this worker, unless it was done often enough."""
-    marks = sorted(name for name in os.listdir(folder) if name.startswith(f"{which}-"))
-    if shard == 2 and len(marks) < times:
-        open(os.path.join(folder, f"{which}-{len(marks)}"), "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-def deadly(real, folder, when, times, job, part, *rest):
-    """Do a shard's work in a worker that is killed before it, or when it has done it and has not said so."""
-    if when == "before":
-        kill_this(folder, part.shard, times, real.__name__)
-    result = real(job, part, *rest)
-    if when == "after":
-        kill_this(folder, part.shard, times, real.__name__)
-    return result
-
-
-def make_deadly(monkeypatch, folder, when="before", times=1, fitting=True, scoring=True):
-    for real, chosen in ((run_shard, fitting), (answer_shard, scoring)):
-        if chosen:
-            monkeypatch.setattr(sites, real.__name__, functools.partial(deadly, real, str(folder), when, times))
 
 
 @pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
@@ -206,7 +142,7 @@ _TWO_THREADS = """
 import os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
 import numpy as np, epvi
-from test_lost_workers import fitted, line, ROWS, QUICK, same
+from deadly_workers import fitted, line, ROWS, QUICK, same
 
 def patient(x, y=None):
     if os.environ.get("NPROC") == "1":
@@ -240,7 +176,7 @@ print("all the same", all(same(before, one) for one in got), len(got) > 0)
 
 
 def test_an_interrupt_in_one_thread_leaves_the_fit_of_another_alone(tmp_path):
-    code = _TWO_THREADS.format(tests=str(Path(__file__).parent), folder=str(tmp_path))
+    code = _TWO_THREADS.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path))
     assert in_a_process(code).splitlines() == ["interrupted", "all the same True True"]
     # The worker that was in the middle of a shard is gone, with its program.
     for pid in os.listdir(tmp_path):

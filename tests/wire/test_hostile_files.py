@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 from hostile import Parts, inputs
-from test_handover import some_fit
+from some_fits import some_fit
 from yardstick import cost
 
 import epvi

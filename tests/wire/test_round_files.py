@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hostile import inputs
 from sentences import refused
-from test_handover import array, entry, mixture, some_fit
+from some_fits import array, entry, mixture, some_fit
 from yardstick import cost
 
 import epvi
@@ -350,7 +350,7 @@ def test_what_is_of_another_kind_is_refused_by_what_it_is(tmp_path):
 
 
 def test_the_handover_page_names_every_entry_and_every_array(contents):
-    page = (Path(__file__).parents[1] / "docs" / "handover.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "handover.md").read_text()
     parts = {kind: content.record for kind, content in contents.items()}
     parts |= {name: contents["posterior"].record[name] for name in ("certificate", "step")}
     names = {name for part in [*parts.values(), parts["draws"]["asked"]] for name in part}

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hostile import sealed
 from sentences import refused
-from test_space import SUPPORTS
+from some_fits import array, entry, mixture, some_fit
+from some_supports import SUPPORTS
 
 import epvi
 from epvi.files import load_any, save_stats
 from epvi.gaussian.mixture import Estimate
-from epvi.ground.status import Status
 from epvi.hub.posterior.posterior import pack_posterior
 from epvi.wire import envelope
 from epvi.wire.codec import read_space
@@ -24,53 +24,7 @@ from epvi.wire.envelope import Envelope, seal, unseal
 from epvi.wire.record import Record
 from epvi.wire.shard_fit import describe_space, pack_fit, unpack_fit
 
-VERSION_1 = Path(__file__).parent / "files" / "version-1"
-
-
-def mixture(k, d, structure, seed=0):
-    rng = np.random.default_rng(seed)
-    spread = {0: (k,), 1: (k, d), 2: (k, d, d)}[structure.rank]
-    covariances = rng.gamma(2.0, size=spread)
-    if structure.rank == 2:
-        factors = rng.normal(size=(k, d, d))
-        covariances = factors @ np.swapaxes(factors, 1, 2) + np.eye(d)
-    weights = rng.dirichlet(np.ones(k))
-    return epvi.GaussianMixture.from_covariances(rng.normal(size=(k, d)), covariances, weights)
-
-
-def some_fit(k=3, structure=epvi.Full(), shard=2, support="positive"):  # noqa: B008 (a frozen choice)
-    shape, kind, size = SUPPORTS[support]
-    real = epvi.Parameter("w", (2,), SUPPORTS["real"][1])
-    space = epvi.Space((real, epvi.Parameter("scale", shape, kind)))
-    made_of = epvi.Provenance(
-        model="regression",
-        prior_values=(-1.5, float("nan"), 0.25),
-        row_values=(-0.5, -2.25),
-        fixed={"a": "0123456789abcdef"},
-        columns={"x": ("age", "sex"), "y": ("num",)},
-        standardised={"age": (54.0, 9.1)},
-        levels={"sex": ("female", "male")},
-        rows="f" * 32,
-        inference={"name": "NVI", "num_components": 4, "covariance": None, "merge": True, "tolerance": 1e-4},
-        key=(0, 7),
-        version="0.1.0",
-    )
-    return epvi.ShardFit(
-        mixture=mixture(k, 2 + size, structure),
-        space=space,
-        shard=shard,
-        num_shards=6,
-        label=f"{shard} of 6 (hospital = Zürich)",
-        prior=Fraction(1, 6),
-        num_rows=123,
-        status=Status(True, "converged: 3 components."),
-        history=(-10.5, -9.25),
-        elbo=Estimate(np.asarray(-9.0), np.asarray(0.125)),
-        gap=0.03,
-        passes=17,
-        seconds=0.5,
-        made_of=made_of,
-    )
+VERSION_1 = Path(__file__).parents[1] / "files" / "version-1"
 
 
 def same(a, b):
@@ -212,22 +166,6 @@ def changed(change, fit=None):
     record, arrays = json.loads(json.dumps(content.record)), {k: np.array(v) for k, v in content.arrays.items()}
     change(record, arrays)
     return seal(Envelope(content.kind, record, arrays))
-
-
-def entry(*path, value):
-    def change(record, arrays):
-        for name in path[:-1]:
-            record = record[name]
-        record[path[-1]] = value
-
-    return change
-
-
-def array(name, value):
-    def change(record, arrays):
-        arrays[name] = np.asarray(value)
-
-    return change
 
 
 WRONG = {
@@ -413,11 +351,11 @@ def test_statistics_of_columns_come_back_and_are_checked(tmp_path):
     path = save_stats(tmp_path / "site.epvi", stats)
     assert load_any(path) == stats
     refused(lambda: epvi.load(path), r"site\.epvi holds statistics of columns: pass a file of a shard's fit")
-    for entry, value in (("sd", -1.0), ("count", 0), ("mean", None), ("mean", True), ("rest", 1.0)):
+    for name, value in (("sd", -1.0), ("count", 0), ("mean", None), ("mean", True), ("rest", 1.0)):
         columns = stats.as_json()
-        columns["age"] = {**columns["age"], entry: value}
+        columns["age"] = {**columns["age"], name: value}
         path.write_bytes(seal(Envelope("stats", {"columns": columns}, {})))
-        refused(lambda: load_any(path), rf"site\.epvi is not a usable \.epvi file: column 'age' .*{entry}")
+        refused(lambda: load_any(path), rf"site\.epvi is not a usable \.epvi file: column 'age' .*{name}")
     path.write_bytes(seal(Envelope("stats", {"columns": {"\x1b[31m": stats.as_json()["age"]}}, {})))
     refused(lambda: load_any(path), "not a printable text")
 

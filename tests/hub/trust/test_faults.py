@@ -16,7 +16,7 @@ from scipy.stats import norm
 from sentences import refused
 
 import epvi
-from epvi.hub.posterior.combine import multiplied
+from epvi.hub.posterior.multiplied import multiplied
 from epvi.models import logistic, simulate_logistic
 from epvi.run.rounds import Rounds, run_rounds
 
@@ -65,7 +65,7 @@ def dealt(rows, num):
 
 def product_of(fits):
     """Without the refusals of `epvi.combine`."""
-    return multiplied(sorted(fits, key=lambda fit: fit.shard), None, 0)
+    return epvi.Posterior(*multiplied(sorted(fits, key=lambda fit: fit.shard), None, 0))
 
 
 @dataclasses.dataclass(frozen=True)

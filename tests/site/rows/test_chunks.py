@@ -19,11 +19,11 @@ import pyarrow.parquet as parquet
 import pytest
 from quick import quick_for
 from sentences import refused
-from test_sources import MODEL, QUICK
 
 import epvi
 from epvi import Rows
 from epvi.cli.writing import check_apart
+from epvi.models import logistic
 from epvi.site.rows import chunks as reading
 from epvi.site.rows import csv_file as csvfile
 from epvi.site.rows import formats
@@ -33,6 +33,8 @@ from epvi.site.rows.complete_rows import AskedColumns, open_columns
 from epvi.site.rows.locate import open_source
 from epvi.site.rows.rows import read_rows
 
+MODEL = epvi.Model(logistic)
+QUICK = epvi.NVI(num_components=1)
 N = 50
 LEVELS = ["u", "v", "w"]
 

@@ -4,7 +4,7 @@ Takes a posterior; a model with rows, when given, answers for itself (`replies`)
 """
 
 import json
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -29,6 +29,7 @@ _SAMPLED = (_POSTERIOR, "posterior_predictive", "log_likelihood")
 _GROUPS = (*_SAMPLED, "observed_data", "constant_data")
 
 
+@runtime_checkable
 class Exportable(Protocol):
     """What is exported of a posterior: draws, and where they came from; `epvi.Posterior` is one."""
 

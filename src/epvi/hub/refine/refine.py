@@ -6,7 +6,7 @@ What a step is, `ascent.py` says; that a posterior never ends worse than it bega
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class Step:
     certificate: Certificate | None = None
 
 
+@runtime_checkable
 class Refinable(Approximation, Protocol):
     """A posterior with its certificate, once draws of it were scored."""
 
