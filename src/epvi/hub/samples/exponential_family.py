@@ -13,12 +13,13 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from epvi.gaussian.structure import Full
+from epvi.gaussian.gaussian import Gaussian
+from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.samples.layout import Layout, numbers
 from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, generator
-from epvi.hub.samples.moments import DrawnGaussian, fit_gaussians, inflation
+from epvi.hub.samples.moments import fit_gaussians, inflation
 from epvi.hub.samples.shape import gaussian_status
 
 # Standard errors by which the least certain direction of the quotient has to be above zero.
@@ -81,14 +82,14 @@ class _Prior(NamedTuple):
 class _Quotient(NamedTuple):
     """`where` is the least certain direction, `certainty` its standard errors above zero."""
 
-    gaussian: DrawnGaussian
+    gaussian: Gaussian
     where: str
     certainty: float
 
 
-def _unbiased(fitted: DrawnGaussian, n: int) -> DrawnGaussian:
+def _unbiased(fitted: Gaussian, n: int) -> Gaussian:
     """With the precision that is expected: what is too much in Σ_m Λ_m stays when M − 1 priors are taken from it."""
-    return fitted._replace(precision=fitted.precision / inflation(n, len(fitted.mean), Full()))
+    return dataclasses.replace(fitted, precision=fitted.precision / inflation(n, len(fitted.mean), Full()))
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:
@@ -102,7 +103,7 @@ def _root(covariance: np.ndarray) -> np.ndarray:
         ) from None
 
 
-def _divide(gaussians: list[DrawnGaussian], prior: _Prior, shards: Shards) -> _Quotient:
+def _divide(gaussians: list[Gaussian], prior: _Prior, shards: Shards) -> _Quotient:
     """The quotient, in coordinates where the prior is N(0, I): there Λ_0 is I, and eigenvalues have no units."""
     others, precisions = len(gaussians) - 1, np.stack([one.precision for one in gaussians])
     whitened = prior.root.T @ precisions @ prior.root
@@ -123,4 +124,4 @@ def _divide(gaussians: list[DrawnGaussian], prior: _Prior, shards: Shards) -> _Q
     # From the prior's mean, where η_0 = 0.
     mean = prior.mean + covariance @ np.sum([one.precision @ (one.mean - prior.mean) for one in gaussians], axis=0)
     precision = np.linalg.inv(covariance)
-    return _Quotient(DrawnGaussian(mean, (precision + precision.T) / 2), where, float(values[0] / error))
+    return _Quotient(Gaussian(mean, (precision + precision.T) / 2, Full()), where, float(values[0] / error))
