@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Any
 from epvi.ground.version import __version__
 
 if TYPE_CHECKING:
+    from epvi.extending import register
     from epvi.files import load
     from epvi.gaussian.mixture import Estimate, GaussianMixture, NaturalParameters
+    from epvi.gaussian.structure import Structure
     from epvi.gaussian.structures import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
+    from epvi.ground.status import Status
     from epvi.hub.agreement.conflict import Conflict
     from epvi.hub.posterior.combine import combine
     from epvi.hub.posterior.posterior import Posterior
@@ -18,12 +21,13 @@ if TYPE_CHECKING:
     from epvi.hub.product.chain import Chain
     from epvi.hub.product.exact import Exact
     from epvi.hub.product.multiply import multiply
-    from epvi.hub.product.result import ProductMixture
+    from epvi.hub.product.result import Product, ProductMixture
     from epvi.hub.product.subset import Subset
     from epvi.hub.refine.refine import refine
     from epvi.hub.samples.combine_draws import combine_draws
     from epvi.hub.samples.consensus import Consensus
     from epvi.hub.samples.exponential_family import ExponentialFamily
+    from epvi.hub.samples.method import Combination, DrawsMethod
     from epvi.hub.samples.nonparametric import Nonparametric
     from epvi.hub.samples.parametric import Parametric
     from epvi.hub.samples.result import CombinedDraws
@@ -35,10 +39,12 @@ if TYPE_CHECKING:
     from epvi.run.fit import fit
     from epvi.run.rounds import Scoring
     from epvi.run.shards import ShardError
+    from epvi.site.derivatives.subposterior import Subposterior
+    from epvi.site.fit.inference import Inference, LocalFit
     from epvi.site.fit.nvi import NVI
     from epvi.site.model.model import Model
     from epvi.site.rows.rows import Rows
-    from epvi.site.tasks.fit_shard import fit_shard
+    from epvi.site.tasks.fit_shard import fit_shard, subposterior
     from epvi.site.tasks.score import score
     from epvi.site.tasks.stand_in import stand_in
     from epvi.wire.answer import Scores
@@ -47,10 +53,13 @@ if TYPE_CHECKING:
 
 # Where each public name is; it is fetched when it is first asked for, so that the command line answers at once.
 _ROOMS = {
+    "epvi.extending": ["register"],
     "epvi.files": ["load"],
     "epvi.gaussian.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
+    "epvi.gaussian.structure": ["Structure"],
     "epvi.gaussian.structures": ["Diagonal", "Full", "Spherical"],
     "epvi.ground.errors": ["EpviError"],
+    "epvi.ground.status": ["Status"],
     "epvi.hub.agreement.conflict": ["Conflict"],
     "epvi.hub.posterior.combine": ["combine"],
     "epvi.hub.posterior.posterior": ["Posterior"],
@@ -59,12 +68,13 @@ _ROOMS = {
     "epvi.hub.product.chain": ["Chain"],
     "epvi.hub.product.exact": ["Exact"],
     "epvi.hub.product.multiply": ["multiply"],
-    "epvi.hub.product.result": ["ProductMixture"],
+    "epvi.hub.product.result": ["Product", "ProductMixture"],
     "epvi.hub.product.subset": ["Subset"],
     "epvi.hub.refine.refine": ["refine"],
     "epvi.hub.samples.combine_draws": ["combine_draws"],
     "epvi.hub.samples.consensus": ["Consensus"],
     "epvi.hub.samples.exponential_family": ["ExponentialFamily"],
+    "epvi.hub.samples.method": ["Combination", "DrawsMethod"],
     "epvi.hub.samples.nonparametric": ["Nonparametric"],
     "epvi.hub.samples.parametric": ["Parametric"],
     "epvi.hub.samples.result": ["CombinedDraws"],
@@ -76,10 +86,12 @@ _ROOMS = {
     "epvi.run.fit": ["fit"],
     "epvi.run.rounds": ["Scoring"],
     "epvi.run.shards": ["ShardError"],
+    "epvi.site.derivatives.subposterior": ["Subposterior"],
+    "epvi.site.fit.inference": ["Inference", "LocalFit"],
     "epvi.site.fit.nvi": ["NVI"],
     "epvi.site.model.model": ["Model"],
     "epvi.site.rows.rows": ["Rows"],
-    "epvi.site.tasks.fit_shard": ["fit_shard"],
+    "epvi.site.tasks.fit_shard": ["fit_shard", "subposterior"],
     "epvi.site.tasks.score": ["score"],
     "epvi.site.tasks.stand_in": ["stand_in"],
     "epvi.wire.answer": ["Scores"],
@@ -93,23 +105,28 @@ __all__ = [
     "Anchored",
     "Certificate",
     "Chain",
+    "Combination",
     "CombinedDraws",
     "Conflict",
     "Consensus",
     "Diagonal",
     "Draws",
+    "DrawsMethod",
     "EpviError",
     "Estimate",
     "Exact",
     "ExponentialFamily",
     "Full",
     "GaussianMixture",
+    "Inference",
+    "LocalFit",
     "Model",
     "NaturalParameters",
     "Nonparametric",
     "Parameter",
     "Parametric",
     "Posterior",
+    "Product",
     "ProductMixture",
     "Provenance",
     "Rows",
@@ -120,6 +137,9 @@ __all__ = [
     "ShardFit",
     "Space",
     "Spherical",
+    "Status",
+    "Structure",
+    "Subposterior",
     "Subset",
     "Summary",
     "Weierstrass",
@@ -134,8 +154,10 @@ __all__ = [
     "multiply",
     "predict",
     "refine",
+    "register",
     "score",
     "stand_in",
+    "subposterior",
 ]
 
 

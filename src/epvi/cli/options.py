@@ -171,11 +171,11 @@ def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
 def make_inference(options: dict[str, Any]) -> "NVI":
     """The inference that the options describe."""
     from epvi.site.fit.nvi import NVI
-    from epvi.study.study import COVARIANCES
+    from epvi.study.study import covariances
 
     return NVI(
         options["components"],
-        COVARIANCES[options["covariance"]],
+        covariances()[options["covariance"]],
         merge=not options["no_merge"],
         max_sweeps=options["max_sweeps"],
     )

@@ -14,7 +14,6 @@ factors are passed on (`fuse` gives its root) and factorisations of one step are
 import abc
 import dataclasses
 from collections.abc import Iterable
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -34,8 +33,10 @@ Parts = tuple[Float[AnyArray, "..."], Float[AnyArray, "..."], Float[AnyArray, "n
 class Structure(abc.ABC):
     """What the components of a mixture can hold of a covariance."""
 
-    # What files, the command line and study.toml call it: lower case, unique among registered structures.
-    name: ClassVar[str]
+    @property
+    def name(self) -> str:
+        """What files, the command line and study.toml call it, once it is registered."""
+        return type(self).__name__.lower()
 
     @property
     @abc.abstractmethod

@@ -12,8 +12,8 @@ from epvi.gaussian.matrices import Matrices
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structure import Matrix, Packed, Parts, Scalar, Structure, Vector
 from epvi.ground import validation
-from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray
+from epvi.ground.registry import Registry
 
 
 class Elementwise(Structure):
@@ -114,8 +114,6 @@ class Elementwise(Structure):
 class Spherical(Elementwise):
     """Λ = λI: one variance per component, the paper's family."""
 
-    name = "spherical"
-
     def wider(self) -> Structure:
         return Diagonal()
 
@@ -141,8 +139,6 @@ class Spherical(Elementwise):
 class Diagonal(Elementwise):
     """Λ = diag(λ): one variance per component and parameter."""
 
-    name = "diagonal"
-
     def wider(self) -> Structure:
         return Full()
 
@@ -164,8 +160,6 @@ class Diagonal(Elementwise):
 
 class Full(Structure):
     """Λ any positive-definite matrix: scales and correlations."""
-
-    name = "full"
 
     @property
     def packing(self) -> Packing:
@@ -260,24 +254,15 @@ class Full(Structure):
         return lower[:n, :n], lower[n:, n:], coefficients
 
 
-_REGISTERED: dict[str, Structure] = {}
-
-
-def register_structure(structure: Structure) -> None:
-    """Make a structure known by its name to files, to the command line and to study.toml."""
-    known = _REGISTERED.get(structure.name)
-    if known is not None and known != structure:
-        raise EpviError(f"the name {structure.name!r} is that of {known!r} already: give the structure another name.")
-    _REGISTERED[structure.name] = structure
+STRUCTURES: Registry[Structure] = Registry("covariance structure")
+for _class in (Spherical, Diagonal, Full):
+    STRUCTURES.add(_class)
 
 
 def structures() -> dict[str, Structure]:
     """The registered structures by name."""
-    return dict(_REGISTERED)
+    return {name: STRUCTURES.make(name, {}) for name in STRUCTURES.names()}
 
-
-for _one in (Spherical(), Diagonal(), Full()):
-    register_structure(_one)
 
 # The forms in which Hessians come: their diagonals, or whole.
 DIAGONALS, WHOLE = Diagonal().packing, Full().packing

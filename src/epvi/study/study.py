@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from epvi.gaussian.structure import Structure
-from epvi.gaussian.structures import Diagonal, Full, Spherical
+from epvi.gaussian.structures import structures
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.ground.validation import at_least
+from epvi.site.fit.inference import INFERENCES, Inference
 from epvi.site.fit.nvi import NVI
 from epvi.site.model.model import Model
 from epvi.site.rows.column_stats import column_stats
@@ -32,16 +33,14 @@ from epvi.wire.column_stats import Stats
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 
-COVARIANCES: dict[str, Structure | None] = {
-    "auto": None,
-    "spherical": Spherical(),
-    "diagonal": Diagonal(),
-    "full": Full(),
-}
 _TOP = {"name", "model", "min_rows", "drop_missing", "hash_key", "seed", "standardise"}
 _TABLES = {"arguments", "fixed", "columns", "shards", "inference"}
 _COLUMN = {"unit", "limits", "levels", "centre", "scale"}
-_INFERENCE = {field.name for field in dataclasses.fields(NVI)}
+
+
+def covariances() -> dict[str, Structure | None]:
+    """What a covariance is called in study.toml and on the command line; "auto" is by the number of parameters."""
+    return {"auto": None, **structures()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Study:
     columns: Mapping[str, Mapping[str, Any]]
     standardise: tuple[str, ...]
     shards: Mapping[str, Fraction]
-    inference: NVI
+    inference: Inference
     seed: int
     min_rows: int
     drop_missing: bool
@@ -316,12 +315,21 @@ class _Reader:
             raise self.wrong("shards", f"have shares of the prior that sum to {sum(shares.values())}, not to 1")
         return shares
 
-    def inference(self, said: dict[str, Any]) -> NVI:
-        self.known(said, _INFERENCE, "inference.")
-        covariance = said.get("covariance", "auto")
-        if not isinstance(covariance, str) or covariance not in COVARIANCES:
-            raise self.wrong("inference.covariance", f"is not one of {', '.join(COVARIANCES)}")
+    def inference(self, said: dict[str, Any]) -> Inference:
+        method = said.get("method", NVI.__name__.lower())
+        if not isinstance(method, str) or method not in INFERENCES.names():
+            raise self.wrong("inference.method", f"is not one of {', '.join(INFERENCES.names())}")
+        settings = {name: value for name, value in said.items() if name != "method"}
+        self.known(settings, INFERENCES.settings(method), "inference.")
+        if "covariance" in settings:
+            settings["covariance"] = self.covariance(settings["covariance"])
         try:
-            return NVI(**{**said, "covariance": COVARIANCES[covariance]})
+            return INFERENCES.make(method, settings)
         except EpviError as error:
             raise EpviError(f"{self.path}: {error}") from None
+
+    def covariance(self, said: Any) -> Structure | None:
+        known = covariances()
+        if not isinstance(said, str) or said not in known:
+            raise self.wrong("inference.covariance", f"is not one of {', '.join(known)}")
+        return known[said]

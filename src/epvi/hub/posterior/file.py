@@ -13,17 +13,13 @@ from epvi.ground.errors import EpviError
 from epvi.ground.version import __version__
 from epvi.hub.posterior.file_rounds import pack_rounds, read_rounds
 from epvi.hub.posterior.parts import Choices, Parts
-from epvi.hub.product.anchored import Anchored
-from epvi.hub.product.chain import Chain
-from epvi.hub.product.exact import Exact
+from epvi.hub.product.known import PRODUCTS
 from epvi.hub.product.result import Product, ProductMixture
-from epvi.hub.product.subset import Subset
 from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, finite_or_none, number_or_nan
 from epvi.wire.shard_fit import describe_fit, read_fit
 
-_WAYS: dict[str, type[Product]] = {way.__name__: way for way in (Anchored, Chain, Exact, Subset)}
 _MOST_FITS = 100_000
 # What a product may be told to sample or enumerate: an update would do it.
 _MOST_SAMPLES = 10**8
@@ -83,18 +79,17 @@ def _describe_way(way: Product) -> dict[str, Any]:
 
 
 def _read_way(record: Record) -> Product:
-    """A way to multiply with its settings, which it checks itself."""
-    name = record.text("name")
+    """A product method with its settings, which it checks itself."""
     settings: dict[str, Any] = {}
     for key in record:
         value = record.any(key)
-        if isinstance(value, dict) and name == "Subset" and key == "chain":
+        if isinstance(value, dict):
             settings[key] = _read_way(record.table(key))
         elif value is None or (isinstance(value, bool | int | float) and abs(value) <= _MOST_SAMPLES):
             settings[key] = value
         elif key != "name":
             raise Malformed(f"its product has a setting {key[:40]!r} that is not a number up to {_MOST_SAMPLES:,}")
     try:
-        return _WAYS[name](**settings)
-    except (KeyError, TypeError, EpviError):
+        return PRODUCTS.make(record.text("name"), settings)
+    except (TypeError, EpviError):
         raise Malformed("its product is not one that this epvi knows") from None

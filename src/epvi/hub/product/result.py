@@ -11,6 +11,7 @@ import numpy as np
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.float64 import AnyArray
+from epvi.ground.registry import Registry
 from epvi.ground.status import Status
 
 
@@ -37,6 +38,9 @@ class Product(abc.ABC):
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
         """The product of two or more checked mixtures, inside the float64 context. `executor` may be left unused."""
+
+
+PRODUCTS: Registry[Product] = Registry("product")
 
 
 def exactly(log_normaliser: AnyArray) -> Estimate:

@@ -19,7 +19,7 @@ from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
-from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
+from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Remedies, Shards, check_covariance
 from epvi.hub.samples.moments import fit_gaussians, inflation
 from epvi.hub.samples.shape import chance_correlation, effective, gaussian_status, memory, standardised
 
@@ -29,6 +29,7 @@ _TOGETHER = 0.5
 _LEAST_TO_COMPARE = 10
 
 
+@METHODS.add
 @dataclasses.dataclass(frozen=True)
 class Consensus(DrawsMethod):
     """Weighted averages of the shards' draws; the weights are inverse covariances, `Full()` or `Diagonal()`.

@@ -18,7 +18,7 @@ from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.samples.layout import Layout, numbers
-from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, generator
+from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Remedies, Shards, generator
 from epvi.hub.samples.moments import fit_gaussians, inflation
 from epvi.hub.samples.shape import gaussian_status
 
@@ -26,6 +26,7 @@ from epvi.hub.samples.shape import gaussian_status
 _STANDARD_ERRORS = 5
 
 
+@METHODS.add
 @dataclasses.dataclass(frozen=True, eq=False)
 class ExponentialFamily(DrawsMethod):
     """Gaussians fitted to posteriors that have the full prior each, divided by the prior M − 1 times.

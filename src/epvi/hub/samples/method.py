@@ -10,6 +10,7 @@ from jaxtyping import Float
 
 from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
+from epvi.ground.registry import Registry
 from epvi.ground.status import Status
 from epvi.hub.samples.layout import Layout
 
@@ -61,6 +62,9 @@ class DrawsMethod(abc.ABC):
     @abc.abstractmethod
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
         """Draws of the product of two or more shards, as many as the smallest has when `num_samples` is None."""
+
+
+METHODS: Registry[DrawsMethod] = Registry("method of combining draws")
 
 
 def generator(key: jax.Array) -> np.random.Generator:

@@ -16,13 +16,14 @@ from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Diagonal
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
-from epvi.hub.samples.method import Shards
+from epvi.hub.samples.method import METHODS, Shards
 from epvi.hub.samples.moments import fit_best
 
 # Sds that are wider than this are not those of the posterior.
 _WIDENING = 0.1
 
 
+@METHODS.add
 @dataclasses.dataclass(frozen=True)
 class Nonparametric(KernelMethod):
     """Draws of the product of kernel estimates, sampled by Markov chains over which of the shards' draws meet.

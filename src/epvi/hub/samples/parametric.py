@@ -7,11 +7,12 @@ import jax
 
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Full
-from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, check_covariance, generator
+from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Remedies, Shards, check_covariance, generator
 from epvi.hub.samples.moments import fit_gaussians, inflation, product
 from epvi.hub.samples.shape import gaussian_status
 
 
+@METHODS.add
 @dataclasses.dataclass(frozen=True)
 class Parametric(DrawsMethod):
     """Draws of the product of the Gaussians with the shards' sample means and covariances.

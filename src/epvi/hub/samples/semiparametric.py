@@ -16,10 +16,11 @@ from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Full
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
-from epvi.hub.samples.method import Shards
+from epvi.hub.samples.method import METHODS, Shards
 from epvi.hub.samples.shape import correlated, neglected
 
 
+@METHODS.add
 @dataclasses.dataclass(frozen=True)
 class Semiparametric(KernelMethod):
     """Draws of the product of Gaussians times kernel estimates, sampled by Markov chains over the shards' draws.

@@ -23,7 +23,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.samples.consensus import weighted_average
 from epvi.hub.samples.layout import Layout
-from epvi.hub.samples.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
+from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Shards, check_covariance, generator, positive
 from epvi.hub.samples.moments import fit_gaussians, sum_of
 from epvi.hub.samples.shape import unfollowed
 
@@ -61,6 +61,7 @@ class _KernelGroup(NamedTuple):
         return f"shard {last}" if last == self.first else f"shards {self.first} to {last}"
 
 
+@METHODS.add
 @dataclasses.dataclass(frozen=True)
 class Weierstrass(DrawsMethod):
     """Averages of pairs of draws that are near each other, pair of shards after pair of shards.

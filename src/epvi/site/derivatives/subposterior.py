@@ -21,7 +21,7 @@ from jaxtyping import Float
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import DIAGONALS, WHOLE
 from epvi.ground.errors import EpviError
-from epvi.ground.float64 import promotion_allowed
+from epvi.ground.float64 import AnyArray, promotion_allowed
 from epvi.site.derivatives.passes import Pass, Programs, kind_of, rows_dtype
 from epvi.site.rows.columns import Columns, let_go
 
@@ -174,6 +174,25 @@ class Subposterior:
         sums = np.concatenate(made)[: len(theta)].reshape(len(theta), count, -1).sum(axis=2)
         prior = Subposterior(self.programs, {}, self.share).value(theta, batch)
         return prior + count * self.weight * sums.T
+
+    def log_density(self, theta: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
+        """log p_m(θ) at one point, all rows at once: a pure function that JAX can compile, batch and differentiate.
+
+        For samplers and optimisers of others; in float64 where x64 is enabled. The rows are constants of the program.
+        """
+        target = self.programs.target
+        with promotion_allowed():
+            prior = self._prior_part(theta)
+            if not self.rows:
+                return prior
+            rows = {name: jnp.asarray(column) for name, column in self.rows.items()}
+            return prior + self.weight * jnp.sum(target.log_likelihood(theta, rows))
+
+    def _prior_part(self, theta: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
+        """The share of the log prior, or the Gaussian that a shard without one has in its place."""
+        if np.ndim(self.share) == 0:
+            return self.share * self.programs.target.log_prior(theta)
+        return -0.5 * jnp.sum(self.share * theta**2)
 
     def refuse_outside(self) -> None:
         """Refuse rows that the likelihood cannot have made, whatever θ is."""

@@ -6,6 +6,7 @@ import dataclasses
 import jax
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
+from epvi.ground.registry import Registry
 from epvi.ground.status import Status
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.rows.columns import Columns
@@ -40,3 +41,6 @@ class Inference(abc.ABC):
     @abc.abstractmethod
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
         """Fit. `common` is a key that all shards share (starts), `key` the shard's own."""
+
+
+INFERENCES: Registry[Inference] = Registry("inference")

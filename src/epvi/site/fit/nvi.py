@@ -20,7 +20,7 @@ from epvi.gaussian.structures import Diagonal, Full
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import check_settings
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.fit.inference import Inference, LocalFit
+from epvi.site.fit.inference import INFERENCES, Inference, LocalFit
 from epvi.site.fit.newton import Tolerances
 from epvi.site.fit.nvi_run import Fitting
 from epvi.site.fit.sweeps import Sweeps
@@ -30,6 +30,7 @@ from epvi.site.rows.columns import Columns, generator
 _FULL_UP_TO = 100
 
 
+@INFERENCES.add
 @dataclasses.dataclass(frozen=True)
 class NVI(Inference):
     """Nonparametric variational inference with at most `num_components` Gaussians.

@@ -139,6 +139,24 @@ def fit_columns(
     )
 
 
+@verb("the subposterior")
+def subposterior(model: Any, rows: Any, shard: str, *, prior: Any = None) -> Subposterior:
+    """The subposterior p(θ)^f p(rows|θ) of one shard, for samplers and inferences of your own.
+
+    `shard` and `prior` are as in `fit_shard`. Its `log_density` is a pure JAX function of one θ; `value`, `gradient`
+    and `full` take K points and pass over the rows in blocks.
+    """
+    model = as_model(model)
+    _, num_shards = parse_shard(shard)
+    table = read_rows(with_constants(rows, ONE_SITE))
+    programs = programs_of(model, table.columns)
+    programs.target.check(table.columns)
+    size = block_size(programs, table.columns, table.num_rows, 1)
+    made = Subposterior.of(programs, table.columns, as_share(prior, num_shards), size)
+    made.refuse_outside()
+    return made.bounded()
+
+
 def as_model(model: Any) -> Model:
     """A model, also from a plain NumPyro function."""
     return model if isinstance(model, Model) else Model(model)
