@@ -15,8 +15,8 @@ def refuse_after_fork() -> None:
     """Raise an error if this process was forked after its parent used JAX."""
     if _unusable:
         raise EpviError(
-            "this process was forked from one in which JAX had already computed, so JAX would hang here: start processes"
-            ' with multiprocessing.get_context("spawn") or "forkserver", or fork before anything is computed.'
+            "this process was forked from one in which JAX had already computed, so JAX would hang here: start"
+            ' processes with multiprocessing.get_context("spawn") or "forkserver", or fork before anything is computed.'
         )
 
 
