@@ -2,6 +2,7 @@
 
 Takes the function and the first rows; gives an `Inspection`: the parameter space, which NumPyro sites are prior and
 which are likelihood terms (with their row axis), and which are marginalised. Models that cannot be sharded are refused.
+"Sites" in this module are NumPyro's.
 """
 
 import dataclasses

@@ -32,7 +32,7 @@ class ModelTrace(NamedTuple):
 
     # NumPyro sites by name.
     by_name: dict[str, Site]
-    # Size over subsample size of each subsampled plate, by which NumPyro scales the log densities inside it.
+    # Size over number of rows of each subsampled plate: the factor by which NumPyro scales log densities inside it.
     plate_scales: dict[str, float]
     # The subsample sizes that subsampled plates asked for.
     asked: dict[str, int]

@@ -249,7 +249,7 @@ def _key(value: Any, numeric: bool) -> Any:
 
 
 def categories(cells: "pa.ChunkedArray") -> list[Any] | None:
-    """The categories of a column with a categorical dtype, in order; None where its chunks order them differently."""
+    """The categories of a categorical column, in order; None for an ordered one whose chunks disagree on the order."""
     if cells.type.ordered and any(chunk.dictionary != cells.chunk(0).dictionary for chunk in cells.chunks):
         return None
     listed = {repr(value): value for chunk in cells.chunks for value in chunk.dictionary.to_pylist()}

@@ -27,14 +27,15 @@ from epvi.site.rows.csv_file import open_csv
 FORMATS = ".csv, .csv.gz, .parquet, .npz or .npy"
 
 # Most bytes of all CSV files together that are read at once, above which they are read in blocks: 64 MB. Judgement,
-# about memory: of 106 MB read at once 256 MB are held (and 0.9 s of CPU time used), read in blocks 162 MB (and 1.1 s).
+# about memory: 106 MB take 256 MB (and 0.9 s of CPU time) at once, 162 MB (and 1.1 s) in blocks, measured as `_BLOCK`
+# in csv_file.py was.
 _MOST_CSV = 2**26
 # Assumed ratio of a CSV file's size to its gzipped size. Judgement, on the safe side: 18 columns of random normals
 # compress to 1/2, of digits from 0 to 4 to 1/5.
 _GZIPPED = 10
 
-# Bytes of the buffer through which Parquet pages are read, so that a whole row group is not held. Measured on
-# 1,000,000 x 18 float64 values in one row group: 2^16 to 2^20 bytes take about 150 MB beyond the imports, 2^23 289 MB.
+# Bytes of the buffer through which Parquet pages are read, so that a whole row group is not held. Measured
+# as `BATCH_ROWS` in chunks.py was: 2^16 to 2^20 bytes take about 150 MB beyond the imports, 2^23 289 MB.
 _BUFFER = 2**18
 
 
