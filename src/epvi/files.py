@@ -1,4 +1,4 @@
-"""Reading any file that epvi has written: `load`."""
+"""Loads any file that epvi has written (`load`), and saves column statistics."""
 
 import dataclasses
 import os
@@ -20,7 +20,7 @@ from epvi.wire.shard_fit import ShardFit, unpack_fit
 Loaded = ShardFit | Posterior | Draws | Scores
 T = TypeVar("T")
 
-# What each kind of file is called, and which verb makes it.
+# For each type: what error messages call such a file, and the command that makes it.
 _CALLED: dict[type, tuple[str, str]] = {
     ShardFit: ("a shard's fit", "epvi shard"),
     Posterior: ("a posterior", "epvi combine"),
@@ -31,15 +31,15 @@ _CALLED: dict[type, tuple[str, str]] = {
 
 
 def load(path: str | os.PathLike) -> Loaded:
-    """The shard's fit, posterior, draws (`posterior.ask`) or scores (`epvi.score`) in a `.epvi` file.
+    """Load a shard's fit, a posterior, draws (`posterior.ask`) or scores (`epvi.score`) from a `.epvi` file.
 
-    A file from elsewhere can be wrong, which is an `EpviError` that names it, but it cannot run code.
+    A file from other people may be malformed, which is an `EpviError` that names it, but loading it never runs code.
     """
     return load_only(path, ShardFit, Posterior, Draws, Scores)
 
 
 def load_only(path: str | os.PathLike, *kinds: type[T]) -> T:
-    """What is in a `.epvi` file, if it is of these kinds; others are refused by what they are."""
+    """Load a `.epvi` file of one of these types; an error that says what the file is if it is of another."""
     found = load_any(path)
     if isinstance(found, kinds):
         return found
@@ -48,7 +48,7 @@ def load_only(path: str | os.PathLike, *kinds: type[T]) -> T:
 
 
 def load_any(path: str | os.PathLike) -> Loaded | Stats:
-    """Whatever is in a `.epvi` file."""
+    """Load a `.epvi` file of any type."""
     if not isinstance(path, str | os.PathLike):
         raise EpviError(f"path is of type {type(path).__name__}: pass a file's name.")
     content = envelope.load(path)
@@ -64,7 +64,7 @@ def load_any(path: str | os.PathLike) -> Loaded | Stats:
 
 
 def save_stats(path: str | os.PathLike, stats: Stats) -> Path:
-    """Write statistics of columns to a `.epvi` file, whole or not at all."""
+    """Write column statistics to a `.epvi` file, atomically."""
     content = Envelope("stats", {"columns": stats.as_json(), "version": __version__}, {})
     return envelope.save(path, content, _unpack_stats)
 

@@ -101,7 +101,7 @@ def but(option, value, base=SHARD):
 REFUSED = {
     "no such rows": (but("--rows", "nosuch.csv"), "there is no file 'nosuch.csv'"),
     "a folder for rows": (but("--rows", "folder"), "'folder' is a directory: name its files"),
-    "another ending": (but("--rows", "rows.xlsx"), "'rows.xlsx' is of no kind that holds rows"),
+    "another ending": (but("--rows", "rows.xlsx"), "'rows.xlsx' is of no format that can be read"),
     "an empty file": (but("--rows", "empty.csv"), "'empty.csv' is empty"),
     "no rows": (but("--rows", "header.csv"), "'header.csv' has zero rows"),
     "no such column": (but("--x", "a,c"), "has no column 'c'"),

@@ -1,1 +1,1 @@
-"""What every other room stands on: errors, validation, float64, seeds, atomic files, printable text."""
+"""The lowest layer: errors, validation, float64, seeds, atomic writes, compiled programs, printable text."""

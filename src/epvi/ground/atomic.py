@@ -1,7 +1,7 @@
-"""Writing a file whole or not at all: under a temporary name beside it, and then renamed.
+"""Writes files atomically: to a temporary file in the same folder, which is flushed and then renamed.
 
-Takes a path and bytes. Who may read the file stays as it was, a link goes on leading to it, and what a killed write
-has left behind is removed by the next one to the same file.
+Takes a path and bytes. Owner, group and mode of a replaced file are kept, symbolic links are followed, and temporary
+files of killed writers are removed by the next write to the same path.
 """
 
 import contextlib
@@ -16,18 +16,20 @@ from pathlib import Path
 
 from epvi.ground.errors import EpviError
 
-# Characters of the file's name in that of its part: in all at most 4 x 40 + 40 bytes, where systems allow 255.
+# Characters of the target's name that the temporary file's name begins with. At 4 bytes each in UTF-8, and with about
+# 40 bytes of owner and suffix, the name stays below the 255 bytes that file systems allow.
 _MOST_NAME = 40
+# The end of a temporary file's name: process id, hash of the host's name, random digits.
 _PART = re.compile(r"\.([0-9]+-[0-9a-f]{8})-[0-9a-f]{8}\.part")
-# What folders say that cannot be flushed, which some file systems cannot.
+# Error codes of folders that cannot be opened or flushed (fsync), which is no failure: not every file system can.
 _UNFLUSHED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 
 
 def write_whole(path: str | os.PathLike, content: bytes) -> Path:
-    """Write a file, or replace it: a reader finds the old one or the new one, also after a crash."""
+    """Create or replace a file atomically: readers see the old content or the new, also after a crash."""
     path = Path(path)
     try:
-        # Where the file is that a link leads to, also when that is not there yet.
+        # The target of a symbolic link, whether or not it exists yet.
         target = Path(os.path.realpath(path))
         before = _status(target)
         _remove_leftovers(target)
@@ -45,7 +47,7 @@ def write_whole(path: str | os.PathLike, content: bytes) -> Path:
 
 
 def _status(target: Path) -> os.stat_result | None:
-    """The file that will be replaced, if there is one."""
+    """The status of the file to be replaced; None if there is none, an error if it is not a regular file."""
     try:
         status = os.stat(target)
     except FileNotFoundError:
@@ -58,7 +60,7 @@ def _status(target: Path) -> os.stat_result | None:
 
 
 def _write(part: Path, content: bytes, before: os.stat_result | None) -> None:
-    # A file that replaces another is nobody else's to read before it has that one's group and mode.
+    # A file that replaces another starts private to this user, until it has the other's group and mode.
     mode = 0o666 if before is None else 0o600
     with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
         if before is not None:
@@ -69,7 +71,7 @@ def _write(part: Path, content: bytes, before: os.stat_result | None) -> None:
 
 
 def _take_over(file: int, before: os.stat_result) -> None:
-    """Give a file the owner, group and mode of another; a group that cannot be given gets no rights."""
+    """Give a file the owner, group and mode of another; if the group cannot be set, group permissions are removed."""
     mode = stat.S_IMODE(before.st_mode) & 0o777
     now = os.fstat(file)
     if now.st_uid != before.st_uid:
@@ -84,12 +86,12 @@ def _take_over(file: int, before: os.stat_result) -> None:
 
 
 def _flush_folder(folder: Path) -> None:
-    """Have the new name on the disk, too."""
+    """Flush the folder (fsync), so that the rename itself survives a crash."""
     try:
         opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         if error.errno in _UNFLUSHED:
-            # A folder that may be written into and not read.
+            # For example, a folder that this user may write to but not read.
             return
         raise
     try:
@@ -106,7 +108,7 @@ def _prefix(target: Path) -> str:
 
 
 def _remove_leftovers(target: Path) -> None:
-    """Remove parts of this file whose writers are gone: this user's, of this machine."""
+    """Remove temporary files for this target whose writers, processes of this user on this machine, are dead."""
     prefix = _prefix(target)
     with contextlib.suppress(OSError), os.scandir(target.parent) as entries:
         for entry in entries:
@@ -116,18 +118,18 @@ def _remove_leftovers(target: Path) -> None:
 
 
 def is_left_over(path: Path, prefix: str) -> bool:
-    """Whether a file of this prefix is the part of a write that was killed."""
+    """Whether a file with this prefix is the temporary file of a killed write."""
     found = _PART.fullmatch(path.name.removeprefix(prefix))
     return found is not None and is_abandoned(path, found[1])
 
 
 def owner() -> str:
-    """The number and the machine of this process, in the name of what it will remove: folders may be shared."""
+    """The running process as "pid-host", for names of temporary files: folders may be shared between machines."""
     return f"{os.getpid()}-{_host()}"
 
 
 def is_abandoned(path: Path, made_by: str) -> bool:
-    """Whether it is this user's, and the process of this machine that made it, its `owner()`, is gone."""
+    """Whether a file of this user was made by a process, its `owner()`, that ran on this host and is dead."""
     pid, _, host = made_by.partition("-")
     with contextlib.suppress(OSError):
         return host == _host() and os.lstat(path).st_uid == os.getuid() and not _alive(pid)
@@ -136,7 +138,7 @@ def is_abandoned(path: Path, made_by: str) -> bool:
 
 def _alive(pid: str) -> bool:
     if not pid.isdecimal():
-        # Not a file of ours.
+        # Not a name that `owner` gives: leave the file alone.
         return True
     try:
         os.kill(int(pid), 0)
@@ -148,5 +150,5 @@ def _alive(pid: str) -> bool:
 
 
 def _host() -> str:
-    """Which machine it is, of those that share a folder: each has its own processes."""
+    """A hash of the host's name, since process ids have a meaning on one host only."""
     return f"{zlib.crc32(platform.node().encode()):08x}"

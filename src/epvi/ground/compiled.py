@@ -1,8 +1,8 @@
-"""What this process has compiled and keeps: one table in the order of last use, cut to a bound between calls.
+"""An LRU cache of this process's compiled programs, evicted between calls.
 
-JAX keeps what it compiled, and one program takes about 2 MB, so a process that fits models of many shapes would grow
-without end. Whatever epvi compiles is therefore held here and nowhere else: dropped from the table it is gone, as soon
-as no call under way uses it. The user's own programs are not touched.
+JAX never frees compiled programs of about 2 MB each, so a process that fits models of many shapes would grow without
+bound. Whatever epvi compiles is therefore referenced from this cache only: an evicted program is freed as soon as no
+running call uses it. The user's own jitted functions are not touched.
 """
 
 import abc
@@ -21,32 +21,32 @@ import jax
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# When more programs than this are held, those that were not used for longest are given up until half is left. A fit of
-# one shape has 20 to 40, with all that follows it.
+# Most programs held; above it, the least recently used are evicted until half as many are left. Judgement: about
+# 320 MB, and enough for models of four shapes, since fitting one and all that follows it takes 20 to 40 programs.
 MOST = 160
-# JAX's event for each program that is compiled, or read from the folder of compiled programs.
+# JAX's monitoring event for each program that is compiled or read from the compilation cache on disk.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Held(abc.ABC):
-    """What the table holds."""
+    """An entry of the cache: an object that holds compiled programs."""
 
     @property
     @abc.abstractmethod
     def num_programs(self) -> int:
-        """How many programs it has compiled."""
+        """How many compiled programs it holds."""
 
 
 H = TypeVar("H", bound=Held)
 
 _lock = threading.Lock()
 _held: "OrderedDict[Hashable, Any]" = OrderedDict()
-# Programs that were compiled since the caches of the whole process were last cleared, whoever compiled them.
+# Number of programs compiled since the process's caches were last cleared, by epvi or by anybody else.
 _seen = 0
 
 
 def kept(key: Hashable, make: Callable[[], H]) -> H:
-    """What is held under this key, made if it is not there. Two threads may make it at once; one of the two stays."""
+    """The entry under this key, made if missing. Two threads may make it at the same time; only one is kept."""
     with _lock:
         if key in _held:
             _held.move_to_end(key)
@@ -58,14 +58,14 @@ def kept(key: Hashable, make: Callable[[], H]) -> H:
 
 
 def rename(old: Hashable, new: Hashable) -> None:
-    """Hold what is held under a pair with `old` under one with `new` from now on."""
+    """Move all entries whose key is a tuple that starts with `old` to keys that start with `new`."""
     with _lock:
         for key in [key for key in _held if isinstance(key, tuple) and key[0] == old]:
             _held[new, *key[1:]] = _held.pop(key)
 
 
 def compiled(function: Callable[P, T]) -> Callable[P, T]:
-    """Compile `function` for each kind of its arguments: arrays are traced, all else (ints, structures) is static."""
+    """Jit `function` with cached programs: arrays are traced, all other arguments (ints, structures) are static."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -83,7 +83,7 @@ def compiled(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class _Program(Held):
-    """A function compiled for one kind of arguments."""
+    """A function jitted for one set of static arguments, shapes and dtypes."""
 
     def __init__(self, function: Callable, tree: Any, static: tuple) -> None:
         def on_leaves(traced: list) -> Any:
@@ -91,13 +91,13 @@ class _Program(Held):
             args, kwargs = jax.tree.unflatten(tree, leaves)
             return function(*args, **kwargs)
 
-        # What profilers, JAX's logs and the folder of compiled programs call it.
+        # The name in profiles, in JAX's logs and in the compilation cache on disk.
         on_leaves.__name__ = on_leaves.__qualname__ = function.__name__
         self._run = jax.jit(on_leaves)
 
     @property
     def num_programs(self) -> int:
-        """How many: one for each setting of JAX that it was used under."""
+        """One for each JAX configuration under which it was called."""
         return number_of(self._run)
 
     def __call__(self, traced: list) -> Any:
@@ -105,16 +105,16 @@ class _Program(Held):
 
 
 def number_of(jitted: Any) -> int:
-    """How many programs a function of `jax.jit` holds: one for each kind of arguments."""
+    """How many compiled programs a jitted function holds."""
     return jitted._cache_size()
 
 
 def let_go(*, own_process: bool = False) -> None:
-    """Keep to the bound, by giving up what was not used for longest; to be called between verbs, or a worker's tasks.
+    """Evict the least recently used programs above the bound; called after public functions and workers' tasks.
 
-    What a call under way in another thread uses stays with that call. Repeated calls of the same shapes compile nothing
-    again. In an `own_process`, whose JAX nobody else uses (a worker of epvi's), JAX's own caches are emptied as well
-    when more than the bound was compiled since the last time.
+    Programs in use by a call in another thread survive until it ends. Repeated calls with the same shapes compile
+    nothing again. In an `own_process`, where nobody else uses JAX (epvi's workers), all of JAX's caches are cleared
+    when more than `MOST` programs were compiled since the last time.
     """
     global _seen
     if own_process and _seen > MOST:
@@ -140,10 +140,10 @@ def num_held() -> int:
 
 
 def _give_back() -> None:
-    """Return freed memory to the system: programs are in cycles, and glibc keeps a third of what they took."""
+    """Return memory to the system: programs are in reference cycles, and glibc keeps a third of what they took."""
     gc.collect()
     if sys.platform == "linux":
-        # Another C library has no such function.
+        # C libraries other than glibc do not have it.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)

@@ -1,12 +1,12 @@
-"""The one exception that epvi raises for a caller's mistake or a refusal; its text says what to do."""
+"""`EpviError`, the exception for invalid input and refusals; its message says what to do."""
 
 from epvi.ground.printable import shown
 
 
 class EpviError(ValueError):
-    """Bad input, or a refusal: one sentence with what is wrong and the remedy.
+    """Invalid input, or a refusal: one sentence with what is wrong and the remedy.
 
-    It may name files, columns and cells from elsewhere, so that it holds nothing but printable characters.
+    The message may quote file names, column names and values from other people, so unprintable characters are replaced.
     """
 
     def __init__(self, sentence: str) -> None:

@@ -1,7 +1,7 @@
-"""The context that public verbs compute in: float64, whatever the user's JAX configuration says.
+"""Runs public functions in float64, whatever the user's JAX configuration says.
 
-Takes and gives nothing of its own. Values that leave a public verb are NumPy arrays, because a float64
-`jax.Array` is silently cut to float32 by the first operation outside the context when the user has x64 off.
+Public functions return NumPy arrays, because the first operation on a float64 `jax.Array` outside the context would
+silently round it to float32 if the user has x64 disabled.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from epvi.ground.compiled import compiled
 from epvi.ground.verb import at_work
 
 AnyArray = jax.Array | np.ndarray
-# What a caller may pass where an array is meant.
+# What a caller may pass for an array.
 ArrayLike = AnyArray | np.generic | Sequence[Any] | float | int
 
 P = ParamSpec("P")
@@ -31,21 +31,21 @@ def is_traced(tree: Any) -> bool:
 
 
 def to_numpy(tree: T) -> T:
-    """The same tree with NumPy arrays for leaves."""
+    """The same pytree with its JAX arrays converted to NumPy."""
     return jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, tree)
 
 
 @contextlib.contextmanager
 def promotion_allowed() -> Iterator[None]:
-    """JAX promotes ranks and dtypes, as NumPyro expects, whatever the user's configuration says elsewhere."""
+    """Allow JAX's implicit rank and dtype promotion, which NumPyro needs, whatever the user's configuration says."""
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         yield
 
 
 def in_float64(function: Callable[P, T]) -> Callable[P, T]:
-    """Compile `function` and run it in float64; inside somebody else's trace, just call it.
+    """Jit `function` and run it in float64; if its arguments are being traced already, just call it.
 
-    Arrays are traced, everything else (ints, tuples) is static.
+    Arrays are traced, all other arguments (ints, tuples) are static.
     """
     program, doing = compiled(function), f"the mixture's {function.__name__.strip('_').replace('_', ' ')}"
 

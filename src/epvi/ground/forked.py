@@ -1,6 +1,6 @@
-"""Whether this process was forked from one in which JAX had computed: its threads are not here, and JAX waits for them.
+"""Detects a process forked after its parent used JAX: JAX would wait forever for threads that a fork does not copy.
 
-Every way into a computation asks first, so that a fork is refused in a sentence instead of hanging for ever.
+Every public computation checks first, so that the user gets an error instead of a process that hangs.
 """
 
 import os
@@ -8,26 +8,26 @@ import sys
 
 from epvi.ground.errors import EpviError
 
-_lost = False
+_unusable = False
 
 
 def refuse_after_fork() -> None:
-    """Raise where JAX would hang."""
-    if _lost:
+    """Raise an error if this process was forked after its parent used JAX."""
+    if _unusable:
         raise EpviError(
-            "this process was forked from one in which JAX had already computed, where JAX cannot go on: start"
+            "this process was forked from one in which JAX had already computed, so JAX would hang here: start"
             ' processes with multiprocessing.get_context("spawn") or "forkserver", or fork before anything is computed.'
         )
 
 
-def _look() -> None:
-    """In the new process: had its parent used JAX?"""
-    global _lost
+def _check_parent() -> None:
+    """Runs in the child after a fork: records whether the parent had used JAX."""
+    global _unusable
     bridge = sys.modules.get("jax._src.xla_bridge")
-    # JAX has no public way to tell; where this one is gone, a refusal is better than a process that hangs.
+    # JAX has no public function for this. If a version lacks this private one, refuse: better than to hang.
     began = getattr(bridge, "backends_are_initialized", lambda: True)
-    _lost = _lost or (bridge is not None and began())
+    _unusable = _unusable or (bridge is not None and began())
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_look)
+    os.register_at_fork(after_in_child=_check_parent)

@@ -1,17 +1,17 @@
-"""Text from elsewhere as a message, a table or a terminal can have it.
+"""Replaces unprintable characters in text from other people before it is printed.
 
-Names of files, headers, labels and cells come from others, and a control character in them would be obeyed by the
-terminal: it could hide or rewrite what is printed around it.
+File names, headers, labels and values may contain control characters, which a terminal would obey: they could hide or
+rewrite what is printed around them.
 """
 
 import os
 
 
 def shown(text: str | os.PathLike, most: int | None = None) -> str:
-    """The text in one line, at most so many characters: what cannot be printed becomes a question mark."""
+    """The first `most` characters on one line; unprintable ones, also line breaks, become question marks."""
     return "".join(c if c.isprintable() else "?" for c in os.fspath(text)[:most])
 
 
 def shown_lines(text: str) -> str:
-    """The same for a text of several lines."""
+    """Like `shown`, but keeps line breaks."""
     return "\n".join(shown(line) for line in text.split("\n"))

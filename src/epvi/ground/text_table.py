@@ -1,4 +1,4 @@
-"""Tables of plain text, whatever is in their cells."""
+"""Formats tables as plain text."""
 
 from collections.abc import Collection, Sequence
 
@@ -6,7 +6,7 @@ from epvi.ground.printable import shown
 
 
 def lined_up(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
-    """Columns of equal width, those in `left` flush left and the others flush right."""
+    """The rows with aligned columns: those in `left` flush left, the others flush right."""
     rows = [[shown(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(

@@ -1,4 +1,4 @@
-"""What arrives from a caller, checked: arrays become finite float64, or one sentence says what is wrong with them.
+"""Validates callers' arguments: arrays become finite float64, and an error says what is wrong with them.
 
 Takes anything; gives NumPy arrays (or, inside a trace, the traced array with its shape checked).
 """
@@ -13,7 +13,7 @@ import numpy as np
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, is_traced
 
-# Beyond this and its inverse, squares of precisions leave float64.
+# Least variance; its inverse is the largest. Squares of precisions up to 1e150 are below 1.8e308, the largest float64.
 _LEAST_VARIANCE = 1e-150
 
 
@@ -50,6 +50,7 @@ def log_weights(weights: Any, k: int) -> np.ndarray:
     if np.any(weights < 0):
         raise EpviError(f"weight {int(np.argmin(weights))} is {weights.min():.3g}: weights cannot be negative.")
     total = weights.sum()
+    # 1e-6, above the rounding of float32 weights; docs/handover.md promises it to other writers of files.
     if abs(total - 1) > 1e-6:
         raise EpviError(f"the weights sum to {total:.6g}, not to 1: divide them by their sum.")
     with np.errstate(divide="ignore"):
@@ -57,7 +58,7 @@ def log_weights(weights: Any, k: int) -> np.ndarray:
 
 
 def positive_variances(variances: np.ndarray) -> None:
-    """Refuse (K, ...) variances that are not all positive."""
+    """Refuse (K, ...) variances that are not positive, or whose squares would overflow or underflow."""
     rows = variances.reshape(len(variances), -1)
     bad = np.nonzero(np.any(rows <= 0, axis=1))[0]
     if len(bad):
@@ -70,6 +71,7 @@ def positive_variances(variances: np.ndarray) -> None:
 def positive_definite(covariances: np.ndarray) -> None:
     """Refuse (K, d, d) covariances that are not all symmetric and positive-definite."""
     for k, covariance in enumerate(covariances):
+        # 1e-8, relative to the product of standard deviations: far above the rounding of float64 matrix products.
         scale = np.sqrt(np.abs(np.diag(covariance)))
         if np.any(np.abs(covariance - covariance.T) > 1e-8 * np.outer(scale, scale)):
             raise EpviError(f"component {k}'s covariance is not symmetric: use (C + C.T) / 2.")
@@ -85,7 +87,7 @@ def positive_definite(covariances: np.ndarray) -> None:
 
 
 def points(theta: Any, d: int) -> AnyArray:
-    """θ of shape (..., d)."""
+    """Check that θ has shape (..., d)."""
     array = theta if is_traced(theta) else _numbers("theta", theta)
     if jnp.ndim(array) == 0 or jnp.shape(array)[-1] != d:
         raise EpviError(f"theta has shape {jnp.shape(array)}: its last axis must have the mixture's {d} coordinates.")
@@ -93,7 +95,7 @@ def points(theta: Any, d: int) -> AnyArray:
 
 
 def coordinate_tuple(coordinates: Sequence[int], d: int) -> tuple[int, ...]:
-    """Distinct coordinates from 0 to d − 1."""
+    """Check that these are distinct coordinates from 0 to d − 1."""
     try:
         chosen = tuple(operator.index(i) for i in coordinates)
     except TypeError:
@@ -104,13 +106,13 @@ def coordinate_tuple(coordinates: Sequence[int], d: int) -> tuple[int, ...]:
 
 
 def at_least(name: str, value: Any, least: int) -> int:
-    """A whole number that is not below `least`."""
+    """Check that the value is an integer of at least `least`; `name` is the argument's name in the error."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise EpviError(f"{name} is {value!r}: pass a whole number of at least {least}.")
     return int(value)
 
 
 def check_settings(settings: Any, **least: int) -> None:
-    """Check the named counts of a settings object, and make them plain ints."""
+    """Check the named integer fields of a frozen settings object against their least values; makes them plain ints."""
     for name, bound in least.items():
         object.__setattr__(settings, name, at_least(name, getattr(settings, name), bound))

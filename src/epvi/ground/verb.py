@@ -1,8 +1,8 @@
-"""What every public verb does around its work, in the outermost of them only.
+"""The context of every public function ("verb"), entered by the outermost call only.
 
-A process that was forked after JAX had computed is refused; JAX's switches for debugging are off inside (infinities are
-normal in a line search); an exhausted memory and a platform that JAX does not have end in a sentence; and what was
-compiled is cut to its bound afterwards.
+It refuses a process that was forked after JAX was used, disables JAX's NaN and infinity checks (infinities are normal
+in a line search), turns out-of-memory and missing-platform errors into an `EpviError`, and evicts compiled programs
+afterwards.
 """
 
 import contextlib
@@ -21,6 +21,7 @@ from epvi.ground.forked import refuse_after_fork
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Whether a verb is running, by thread.
 _thread = threading.local()
 
 _NO_MEMORY = (
@@ -29,7 +30,7 @@ _NO_MEMORY = (
 
 
 def verb(doing: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make a public function a verb; `doing` is what it does, as in "fitting the shard"."""
+    """Decorator for public functions; `doing` names the work in error messages, as in "fitting the shard"."""
 
     def made(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -44,7 +45,7 @@ def verb(doing: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 @contextlib.contextmanager
 def at_work(doing: str) -> Iterator[None]:
-    """The context of a verb; inside another one it only says what could not be done."""
+    """The context of a verb; inside another verb it only translates errors."""
     if getattr(_thread, "busy", False):
         with in_a_sentence(doing):
             yield
@@ -61,14 +62,14 @@ def at_work(doing: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_a_sentence(what: str) -> Iterator[None]:
-    """An exhausted memory while doing `what`, and a platform that JAX cannot use, as an `EpviError`."""
+    """Turn errors of exhausted memory, and of a platform that JAX cannot use, into an `EpviError` that names `what`."""
     try:
         yield
     except MemoryError as error:
         said = f" ({str(error).rstrip('.')})" if str(error) else ""
         raise EpviError(_NO_MEMORY.format(what=f"{what}{said}")) from error
     except (RuntimeError, EpviError) as error:
-        # A model that was looked at says what JAX said to it.
+        # An error from tracing a model has JAX's own error as its cause.
         said = str(error.__cause__ if isinstance(error, EpviError) else error)
         if said.startswith(("Unable to initialize backend", "Unknown backend")):
             chosen = os.environ.get("JAX_PLATFORMS") or getattr(jax.config, "jax_platforms", None)

@@ -1,7 +1,7 @@
-"""Ready models: ordinary NumPyro functions of columns of rows, each with a simulator of its rows.
+"""Ready models: ordinary NumPyro model functions, each with a simulator of data.
 
 Positional arguments are columns; keyword-only ones are settings, fixed as in `epvi.Model(multinomial, num_classes=3)`.
-A simulator gives the rows and the parameter values that made them.
+A simulator gives the rows and the true parameter values.
 """
 
 from epvi.models.logistic import logistic, simulate_logistic

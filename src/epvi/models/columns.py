@@ -1,4 +1,4 @@
-"""The columns that all regressions share: how they are checked, and how simulators draw them."""
+"""Checks and simulates the design matrix and the other columns that the regression models share."""
 
 from typing import Any
 
@@ -13,9 +13,9 @@ from epvi.ground.float64 import AnyArray, is_traced
 def draw_columns(
     rng: np.random.Generator, num_rows: int, num_columns: int, condition: float | int, intercept: bool
 ) -> np.ndarray:
-    """Gaussian columns (n, C) whose covariance has variances from 1 down to 1/condition along random directions.
+    """A Gaussian design matrix (n, C): its covariance has eigenvalues from 1 down to 1/condition, random eigenvectors.
 
-    With `intercept` the first column is 1 and the others are so correlated.
+    With `intercept` the first column is 1, and this holds for the others.
     """
     validation.at_least("num_rows", num_rows, 1)
     validation.at_least("num_columns", num_columns, 1)
@@ -29,7 +29,7 @@ def draw_columns(
 
 
 def check_columns(x: AnyArray, **others: AnyArray | None) -> None:
-    """Refuse x that is not (n, C), and other columns that are not (n,): (n, 1) would broadcast to n × n densities."""
+    """Refuse x that is not (n, C), and other columns that are not (n,): (n, 1) would broadcast to (n, n) densities."""
     if jnp.ndim(x) != 2:
         raise EpviError(f"x has shape {jnp.shape(x)}: pass rows by columns, for example x[:, None] for one column.")
     for name, column in others.items():
@@ -38,7 +38,7 @@ def check_columns(x: AnyArray, **others: AnyArray | None) -> None:
 
 
 def check_positive(**settings: Any) -> None:
-    """Refuse settings that are not positive numbers."""
+    """Refuse settings that are not positive and finite; traced values are not checked."""
     for name, value in settings.items():
         if not is_traced(value) and not 0 < value < np.inf:
             raise EpviError(f"{name} is {value!r}: pass a positive number.")

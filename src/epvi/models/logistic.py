@@ -1,4 +1,4 @@
-"""Hierarchical Bayesian logistic regression (the paper, section 5.1).
+"""Hierarchical Bayesian logistic regression (section 5.1 of Neiswanger, Wang & Xing 2015).
 
 α ~ Gamma(a, b),  w ~ N(0, α⁻¹ I),  y_n ~ Bernoulli(logit⁻¹(wᵀx_n))
 """
@@ -16,9 +16,10 @@ from epvi.models.columns import check_columns, check_positive, draw_columns
 
 
 def logistic(x: AnyArray, y: AnyArray | None = None, *, a: float | int = 1.0, b: float | int = 0.01) -> None:
-    """Labels y (n,) in {0, 1} from columns x (n, C); parameters alpha and w (C,).
+    """Labels y (n,) in {0, 1} from the design matrix x (n, C); parameters alpha and w (C,).
 
-    Gamma(a, b) has shape a and rate b. The model has no intercept of its own: give x a column of ones.
+    Gamma(a, b) has shape a and rate b; the defaults are those of Gershman, Hoffman & Blei (2012). There is no implicit
+    intercept: give x a column of ones.
     """
     check_columns(x, y=y)
     check_positive(a=a, b=b)
@@ -29,9 +30,9 @@ def logistic(x: AnyArray, y: AnyArray | None = None, *, a: float | int = 1.0, b:
 
 
 class SmoothBernoulli(dist.BernoulliLogits):
-    """A Bernoulli by its logits that is smooth at 0, where NumPyro's own has a wrong gradient: w = 0 is a usual start.
+    """A Bernoulli with logits whose gradient is right at logit 0, a usual start, where that of NumPyro's own is wrong.
 
-    A value other than 0 and 1 has density zero, so that labels coded −1 and 1 do not pass unnoticed.
+    A value other than 0 and 1 has density zero, so that labels coded as −1 and 1 do not go unnoticed.
     """
 
     def log_prob(self, value: Any) -> jax.Array:
@@ -49,7 +50,7 @@ def simulate_logistic(
     alpha: float | int = 1.0,
     seed: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Rows x, y and the truth alpha, w: w ~ N(0, α⁻¹ I), columns as `draw_columns` makes them."""
+    """Rows x, y and the true alpha, w: w ~ N(0, α⁻¹ I), x from `draw_columns`."""
     check_positive(alpha=alpha)
     rng = np.random.default_rng(seed)
     x = draw_columns(rng, num_rows, num_columns, condition, intercept)

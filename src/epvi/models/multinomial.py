@@ -1,4 +1,4 @@
-"""Softmax regression, with class 0 as the reference so that the coefficients are identified.
+"""Multinomial logistic (softmax) regression with class 0 as the reference class, which identifies the coefficients.
 
 w_k ~ N(0, σ_w² I) for k = 1..K−1,  w_0 = 0,  P(y_n = k) ∝ exp(w_kᵀx_n)
 """
@@ -16,9 +16,11 @@ from epvi.models.columns import check_columns, check_positive, draw_columns
 
 
 def multinomial(x: AnyArray, y: AnyArray | None = None, *, num_classes: int, sigma_w2: float | int = 10.0) -> None:
-    """Classes y (n,) in 0..num_classes−1 from columns x (n, C); parameter w (num_classes − 1, C), row k−1 for class k.
+    """Classes y (n,) in 0..num_classes−1 from the design matrix x (n, C).
 
-    The model has no intercept of its own: give x a column of ones. A label outside the classes has density NaN.
+    The parameter is w (num_classes − 1, C), row k−1 for class k. Its prior variance 10 is weakly informative for
+    standardised columns: judgement. There is no implicit intercept: give x a column of ones. A label outside the
+    classes has density NaN.
     """
     check_columns(x, y=y)
     check_positive(sigma_w2=sigma_w2)
@@ -30,9 +32,9 @@ def multinomial(x: AnyArray, y: AnyArray | None = None, *, num_classes: int, sig
 
 
 def _labels(y: AnyArray | None, num_classes: int) -> AnyArray | None:
-    """Labels as integers (files often hold them as floats), with one past the end for what is no label.
+    """Labels as integers (files often hold them as floats); invalid labels become `num_classes`.
 
-    A negative index would count from the last class; one past the end gives NaN, which nobody overlooks.
+    As an index, that is out of bounds and gives NaN, which nobody overlooks; a negative one would count from the end.
     """
     if y is None:
         return None
@@ -49,7 +51,7 @@ def simulate_multinomial(
     sigma_w2: float | int = 1.0,
     seed: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Rows x, y and the truth w: w_k ~ N(0, σ_w² I), columns as `logistic.draw_columns` makes them."""
+    """Rows x, y and the true w: w_k ~ N(0, σ_w² I), x from `draw_columns`."""
     validation.at_least("num_classes", num_classes, 2)
     check_positive(sigma_w2=sigma_w2)
     rng = np.random.default_rng(seed)

@@ -24,9 +24,10 @@ def poisson(
     *,
     sigma_w2: float | int = 10.0,
 ) -> None:
-    """Counts y (n,) from columns x (n, C) and positive exposures (n,); parameter w (C,).
+    """Counts y (n,) from the design matrix x (n, C) and positive exposures (n,); parameter w (C,).
 
-    The model has no intercept of its own: give x a column of ones.
+    The prior variance 10 of w is weakly informative for standardised columns: judgement. There is no implicit
+    intercept: give x a column of ones.
     """
     check_columns(x, y=y, exposure=exposure)
     check_positive(sigma_w2=sigma_w2)
@@ -37,7 +38,7 @@ def poisson(
 
 
 class PoissonLogRate(dist.Poisson):
-    """A Poisson by the log of its rate: its curvature stays finite where the rate underflows.
+    """A Poisson distribution given the log of its rate, whose Hessian stays finite where the rate underflows.
 
     A value that is not a count has density zero.
     """
@@ -66,7 +67,10 @@ def simulate_poisson(
     sigma_w2: float | int = 0.1,
     seed: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Rows x, y (and exposure, uniform on 0.5 to 2) and the truth w: w ~ N(0, σ_w² I), columns by `draw_columns`."""
+    """Rows x, y (and exposure) and the true w: w ~ N(0, σ_w² I), x from `draw_columns`, exposure ~ Uniform(0.5, 2).
+
+    The default σ_w² = 0.1 keeps the counts of ten or so columns small: judgement.
+    """
     check_positive(sigma_w2=sigma_w2)
     rng = np.random.default_rng(seed)
     x = draw_columns(rng, num_rows, num_columns, condition, intercept)

@@ -1,4 +1,4 @@
-"""Linear regression with Student-t errors, which far rows cannot pull.
+"""Linear regression with Student-t errors, which is robust against outliers.
 
 w ~ N(0, σ_w² I),  σ ~ HalfCauchy(s),  ν ~ Gamma(2, 0.1),  y_n ~ StudentT(ν, wᵀx_n, σ)
 """
@@ -21,9 +21,10 @@ def robust_linear(
     s: float | int = 2.5,
     nu: float | int | None = None,
 ) -> None:
-    """Numbers y (n,) from columns x (n, C); parameters w (C,), sigma and, unless `nu` is given, nu.
+    """Numbers y (n,) from the design matrix x (n, C); parameters w (C,), sigma and, unless `nu` is given, nu.
 
-    The priors expect y in units of about its own spread. The model has no intercept of its own: give x a column of
+    The default priors are weakly informative if y and the columns of x are roughly standardised: σ_w² = 100 and s = 2.5
+    are judgement, ν ~ Gamma(2, 0.1) is from Juárez & Steel (2010). There is no implicit intercept: give x a column of
     ones.
     """
     check_columns(x, y=y)
@@ -45,7 +46,10 @@ def simulate_robust_linear(
     nu: float | int = 4.0,
     seed: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Rows x, y and the truth w, sigma, nu: w ~ N(0, I), columns as `logistic.draw_columns` makes them."""
+    """Rows x, y and the true w, sigma, nu: w ~ N(0, I), x from `draw_columns`.
+
+    The default ν = 4 gives heavy tails with a finite variance: judgement.
+    """
     check_positive(sigma=sigma, nu=nu)
     rng = np.random.default_rng(seed)
     x = draw_columns(rng, num_rows, num_columns, condition, intercept)

@@ -1,9 +1,9 @@
-"""Topographic latent source analysis (the paper, section 5.2): a superposition of L sources with a place and a width.
+"""Topographic latent source analysis (section 5.2 of Neiswanger, Wang & Xing 2015): L spatial sources are superposed.
 
     λ_l ~ Exponential(ρ),  r̄_ld ~ Uniform(0, 1),  w_lc ~ N(0, σ_w²)
     g_lv = exp(−‖r_v − r̄_l‖² / λ_l),  y_nv ~ N(Σ_c x_nc Σ_l w_lc g_lv, τ⁻¹)
 
-r_v is the place of column v. The paper's formula for g lacks the minus sign, and its Beta(1, 1) is the uniform here.
+r_v is the position of column v. The paper's formula for g lacks the minus sign, and its Beta(1, 1) is the uniform here.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, is_traced
 from epvi.models.columns import check_positive
 
-# Parameters whose leading axis is the source: permuting it, in all of a group at once, leaves the posterior unchanged.
+# Parameters whose leading axis is the source; permuting it in all of them at once leaves the posterior unchanged.
 EXCHANGEABLE = (("weights", "centres", "widths"),)
 
 
@@ -32,10 +32,11 @@ def tlsa(
     sigma_w2: float | int = 5.0,
     rho: float | int = 1.0,
 ) -> None:
-    """Vectors y (n, V) from covariates x (n, C), with the places (V, D) of y's columns in the unit box.
+    """Vectors y (n, V) from covariates x (n, C), with the positions `places` (V, D) of y's columns in the unit box.
 
     Parameters are weights w (L, C), centres r̄ (L, D) and widths λ (L,). The L = `num_sources` sources are
-    exchangeable: the source is the leading axis of all three, and any permutation of it gives the same density.
+    exchangeable: permuting the leading axis of all three gives the same density. The defaults are the values of the
+    simulations in experiments/figure5.py, which follows the paper.
     """
     places = _checked_places(places)
     num_columns, num_dimensions = places.shape
@@ -46,7 +47,7 @@ def tlsa(
     centres = numpyro.sample("centres", dist.Uniform(0.0, 1.0).expand([num_sources, num_dimensions]).to_event(2))
     widths = numpyro.sample("widths", dist.Exponential(rho).expand([num_sources]).to_event(1))
     basis = jnp.exp(-_scaled_distances(places, centres, widths))
-    # The cheapest order for the sizes at hand, and never an array of rows by columns by sources.
+    # Multiplies in the cheapest order for these sizes, and never makes an array of rows x columns x sources.
     mean = jnp.linalg.multi_dot([x, jnp.transpose(weights), basis])
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Normal(mean, tau**-0.5).to_event(1), obs=y)
@@ -63,7 +64,7 @@ def simulate_tlsa(
     rho: float | int = 1.0,
     seed: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Rows x, y and the truth weights, centres, widths, drawn from the model; x is standard normal."""
+    """Rows x, y and the true weights, centres, widths, drawn from the model; x is standard normal."""
     places = np.asarray(_checked_places(places))
     validation.at_least("num_rows", num_rows, 1)
     validation.at_least("num_covariates", num_covariates, 1)
@@ -80,7 +81,7 @@ def simulate_tlsa(
 
 
 def grid_places(num_columns: int, num_dimensions: int = 2) -> np.ndarray:
-    """Places (V, D) for V columns: the cell centres of a square grid in the unit box, or V of them evenly thinned."""
+    """Positions (V, D) for V columns: cell centres of a regular grid in the unit box, evenly thinned to V of them."""
     validation.at_least("num_columns", num_columns, 1)
     validation.at_least("num_dimensions", num_dimensions, 1)
     side = round(num_columns ** (1 / num_dimensions))
@@ -95,7 +96,7 @@ def _scaled_distances(places: Any, centres: Any, widths: Any) -> Any:
 
 
 def _checked_places(places: AnyArray) -> AnyArray:
-    """Places (V, D) in the unit box, where the centres live."""
+    """Check that the positions are (V, D) and in the unit box, the support of the centres."""
     if not is_traced(places):
         places = validation.finite_array("places", places)
         if places.size and not 0 <= places.min() <= places.max() <= 1:

@@ -1,1 +1,1 @@
-"""The parameters' names, shapes and constraints, and the order of exchangeable ones."""
+"""Parameter names, shapes and constraints, and the alignment of exchangeable parameters."""

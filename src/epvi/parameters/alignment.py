@@ -1,8 +1,8 @@
-"""Exchangeable things in one order: components that differ only by a relabelling are brought together.
+"""Resolves label switching: permutes exchangeable parameters so that all shards' components agree on one labelling.
 
-Sources of a source analysis have no order of their own, so the same fit comes back as any of L! relabellings, and
-shards that chose different ones would multiply to nothing. Takes θ and a reference with its precisions; gives the order
-of coordinates in which θ is nearest to the reference, group by group, by optimal assignment.
+L exchangeable units (such as the sources of a source analysis) have L! equivalent labellings, and the product of
+subposteriors with different labellings would have no mass. Takes θ and a reference with its precisions; gives the
+permutation of coordinates that brings θ nearest to the reference, group by group, by optimal assignment.
 """
 
 from collections.abc import Sequence
@@ -13,26 +13,27 @@ from scipy.optimize import linear_sum_assignment
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.parameters.space import Space
 
-_FAR = 1e300
+# Largest cost of an assignment, in squared standard deviations. Optimal assignment needs finite costs, and sums of up
+# to 1e8 of these are still finite in float64 (below 1.8e308).
+_MOST_COST = 1e300
 
 
 def order_like(space: Space, theta: np.ndarray, reference: np.ndarray, precision: np.ndarray) -> np.ndarray:
-    """Coordinates i such that theta[i] is the relabelling of θ nearest to `reference`, in units of precisions (d,)."""
+    """Indices i such that theta[i] is the relabelling of θ nearest to `reference`, weighting by `precision` (d,)."""
     order = np.arange(space.dim)
     for group in space.exchangeable:
         blocks = space.blocks(group)
         away = theta[blocks][:, None] - reference[blocks][None, :]
         with np.errstate(over="ignore"):
             cost = np.sum(precision[blocks][None, :] * away**2, axis=-1)
-        # An assignment needs finite costs: what is beyond this is far away, however far.
-        cost = np.minimum(cost, _FAR)
+        cost = np.minimum(cost, _MOST_COST)
         chosen, place = linear_sum_assignment(cost)
         order[blocks[place]] = blocks[chosen]
     return order
 
 
 def relabelled(mixture: GaussianMixture, orders: Sequence[np.ndarray]) -> GaussianMixture:
-    """The mixture with every component's coordinates in an order of its own."""
+    """The mixture with the coordinates of component k permuted by `orders[k]`."""
     means = np.stack([mean[order] for mean, order in zip(np.asarray(mixture.means), orders, strict=True)])
     structure, covariances = mixture.structure, np.asarray(mixture.covariances())
     packed = covariances.reshape(len(means), *structure.packed_shape(mixture.dim))
@@ -43,7 +44,10 @@ def relabelled(mixture: GaussianMixture, orders: Sequence[np.ndarray]) -> Gaussi
 
 
 def aligned(space: Space, mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
-    """The shards' mixtures, every component relabelled to be nearest to what the shards before it agreed on."""
+    """The shards' mixtures, every component relabelled to be nearest to a common reference.
+
+    The reference is the precision-weighted mean of the heaviest components of the shards before.
+    """
     if not space.exchangeable:
         return list(mixtures)
     mean, precision = None, np.zeros(space.dim)

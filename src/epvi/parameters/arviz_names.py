@@ -1,4 +1,4 @@
-"""Names of parameters as ArviZ can hold them."""
+"""Renames parameters so that ArviZ can store them."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 def arviz_names(data: Mapping[str, T]) -> dict[str, T]:
-    """The same by names that a tree of groups can hold: a slash would be a path."""
+    """Replace slashes in names by dots: in ArviZ's DataTree a slash separates groups."""
     made = {name.replace("/", "."): value for name, value in data.items()}
     taken = [name for name in ("chain", "draw") if name in made]
     if taken or len(made) < len(data):

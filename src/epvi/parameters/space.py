@@ -1,6 +1,6 @@
-"""The space of the parameters: names, shapes and constraints; flat unconstrained θ ∈ ℝᵈ <-> named constrained values.
+"""The parameter space: names, shapes and constraints; maps unconstrained θ ∈ ℝᵈ to named constrained values and back.
 
-Takes and gives plain arrays. A parameter's part of θ is what NumPyro's bijection of its support maps to the value;
+Takes and gives plain arrays. NumPyro's bijection of a parameter's support maps its part of θ to its value;
 `log_jacobian` is the log-determinant that turns a density of the values into a density of θ.
 """
 
@@ -21,36 +21,39 @@ from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, ArrayLike, promotion_allowed
 from epvi.ground.printable import shown
 
-# Values inside their support come back as they were, up to the rounding of float32.
+# Largest difference, relative to 1 + |value|, that unconstraining and constraining again may make to a value; more
+# means that it was outside its support. Judgement: far above the rounding of float32 input (6e-8).
 _SAME = 1e-5
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Parameter:
-    """A named value of some shape with a NumPyro constraint as its support."""
+    """A named parameter."""
 
     name: str
+    # Shape of the constrained value.
     shape: tuple[int, ...]
+    # A NumPyro constraint.
     support: Any
 
     @functools.cached_property
     def transform(self) -> Any:
-        """NumPyro's bijection from unconstrained numbers to the value."""
+        """NumPyro's bijection from unconstrained space to the support."""
         return biject_to(self.support)
 
     @functools.cached_property
     def flat_shape(self) -> tuple[int, ...]:
-        """The shape of the unconstrained numbers."""
+        """The shape of the unconstrained value."""
         return tuple(self.transform.inverse_shape(self.shape))
 
     @property
     def size(self) -> int:
-        """How many coordinates of θ it takes."""
+        """The number of coordinates of θ that belong to it."""
         return math.prod(self.flat_shape)
 
     @property
     def support_of_one(self) -> Any:
-        """The support without how many axes belong together, which changes nothing of θ: a real vector is real."""
+        """The support without `independent` wrappers (a real vector becomes real), which do not affect θ."""
         support = self.support
         while hasattr(support, "base_constraint"):
             support = support.base_constraint
@@ -58,15 +61,15 @@ class Parameter:
 
     @property
     def is_real(self) -> bool:
-        """Whether the value is its unconstrained numbers, one for one."""
+        """Whether the support is the reals, so that the value equals its part of θ."""
         core = self.support_of_one
         return core is constraints.real or type(core) is type(constraints.real)
 
-    def treats_alike(self) -> bool:
-        """Whether permuting the value along its leading axis permutes its unconstrained numbers likewise."""
+    def is_equivariant(self) -> bool:
+        """Whether permuting the value along its leading axis permutes its unconstrained value in the same way."""
         if self.shape[:1] in ((), (0,)) or self.flat_shape[:1] != self.shape[:1]:
             return False
-        # Where every entry along the axis is mapped by itself, and no bound has that axis, there is nothing to try.
+        # True without a trial if the bijection maps entries along the axis separately and no bound varies along it.
         bounds = jax.tree.leaves(self.support)
         if self.support_of_one.event_dim < len(self.shape) and all(
             np.ndim(bound) < len(self.shape) for bound in bounds
@@ -78,14 +81,14 @@ class Parameter:
         return np.shape(value) == self.shape and bool(np.allclose(turned, value))
 
     def elements(self) -> Iterator[tuple[tuple[int, ...], str]]:
-        """Every index into the value, with its label: `w[0]`."""
+        """Every index into the value, with its label, as in `w[0]`."""
         for index in np.ndindex(self.shape):
             yield index, f"{self.name}[{','.join(map(str, index))}]" if index else self.name
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Space:
-    """Parameters in the order of θ.
+    """All parameters of a model, in the order of their coordinates in θ.
 
     `exchangeable` holds groups of parameter names whose leading axes may be permuted together without changing the
     model, such as the sources of a source analysis.
@@ -109,7 +112,7 @@ class Space:
 
     @functools.cached_property
     def slices(self) -> dict[str, slice]:
-        """Where each parameter is in θ."""
+        """The slice of θ that belongs to each parameter."""
         ends = np.cumsum([parameter.size for parameter in self.parameters])
         return {p.name: slice(int(end) - p.size, int(end)) for p, end in zip(self.parameters, ends, strict=True)}
 
@@ -119,7 +122,7 @@ class Space:
         return {parameter.name: parameter for parameter in self.parameters}
 
     def coordinate(self, i: int) -> str:
-        """What coordinate i of θ belongs to, in words for a message."""
+        """The label of coordinate i of θ for a message, as in `w[2]`; indices are those of the unconstrained value."""
         name = next(name for name, part in self.slices.items() if part.start <= i < part.stop)
         parameter = self.by_name[name]
         if not parameter.flat_shape:
@@ -128,11 +131,11 @@ class Space:
         return f"{name}[{','.join(str(int(j)) for j in index)}]"
 
     def describe(self) -> str:
-        """Names and shapes, for a message."""
+        """Names and shapes of all parameters, for a message."""
         return shown(", ".join(f"{p.name} {p.shape}" if p.shape else p.name for p in self.parameters))
 
     def signature(self) -> tuple:
-        """What two spaces must share for their θ to mean the same."""
+        """A value that is equal for two spaces exactly if their θ have the same meaning."""
         supports = [p.support_of_one for p in self.parameters]
         numbers = [tuple(np.asarray(x).ravel().tolist() for x in jax.tree.leaves(support)) for support in supports]
         kinds = [str(jax.tree.structure(support)) for support in supports]
@@ -142,7 +145,7 @@ class Space:
     # Pure functions of one θ, for tracing.
 
     def parts(self, theta: Float[AnyArray, " d"]) -> dict[str, jax.Array]:
-        """The unconstrained numbers of each parameter."""
+        """The unconstrained value of each parameter."""
         theta = jnp.asarray(theta)
         return {p.name: jnp.reshape(theta[self.slices[p.name]], p.flat_shape) for p in self.parameters}
 
@@ -159,7 +162,7 @@ class Space:
             logs = [p.transform.log_abs_det_jacobian(parts[p.name], values[p.name]) for p in self.parameters]
             return functools.reduce(jnp.add, [jnp.sum(log) for log in logs], jnp.zeros((), theta.dtype))
 
-    # The same for arrays of θ, from outside.
+    # The same for batches of θ from a caller, in float64 and checked.
 
     def constrain(self, theta: ArrayLike) -> dict[str, np.ndarray]:
         """Named constrained values, each of shape (..., *shape), for θ of shape (..., d)."""
@@ -192,7 +195,7 @@ class Space:
             flat = [p.transform.inv(jnp.asarray(arrays[p.name])) for p in self.parameters]
             sizes = [(*next(iter(batch)), p.size) for p in self.parameters]
             theta = np.asarray(jnp.concatenate([jnp.reshape(x, s) for x, s in zip(flat, sizes, strict=True)], axis=-1))
-        # An inverse may take what is outside (a simplex that does not sum to 1): then the way back leads elsewhere.
+        # Some inverses accept values outside the support (a simplex that does not sum to 1): the round trip tells.
         again = self.constrain(theta)
         for name, value in arrays.items():
             inside = np.all(np.isfinite(theta[..., self.slices[name]]))
@@ -207,14 +210,14 @@ class Space:
         if unknown:
             raise EpviError(f"exchangeable names {unknown[0]!r}, which is not a parameter of ({self.describe()}).")
         sizes = {self.by_name[name].shape[:1] for name in group}
-        if len(sizes) != 1 or not all(self.by_name[name].treats_alike() for name in group):
+        if len(sizes) != 1 or not all(self.by_name[name].is_equivariant() for name in group):
             raise EpviError(
                 f"exchangeable names {', '.join(group)}: these parameters need leading axes of one length, and supports"
                 " that treat the entries along it alike."
             )
 
     def blocks(self, group: tuple[str, ...]) -> np.ndarray:
-        """The coordinates of θ that belong to each of the L exchangeable things, (L, coordinates of one)."""
+        """The coordinates of θ of each of the L exchangeable units of a group, of shape (L, coordinates per unit)."""
         rows = []
         for name in group:
             part = np.arange(self.dim)[self.slices[name]]

@@ -1,1 +1,1 @@
-"""A study between sites: study.toml, and the models that it names."""
+"""Studies between sites: study.toml, and the models that it names."""

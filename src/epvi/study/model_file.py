@@ -1,7 +1,8 @@
-"""A model file: looked for, read once, and run, since it is a program.
+"""Locates and executes a Python file that defines a model.
 
-Takes the path that a user or a study names; gives the module. A study comes from others, so that what it names must be
-inside its own folder, and is told on stderr, with its hash, before it runs.
+Takes the path that a user or a study names; gives the module. Executing it runs arbitrary code. A study comes from
+other people, so its file must be inside the study's own folder, and is announced on stderr with its SHA-256 before it
+runs.
 """
 
 import functools
@@ -17,12 +18,12 @@ from typing import Any
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 
-# What lies in the root of an environment: programs in it are not the study's, whatever folder they are in.
+# Files that mark the root of a virtual or conda environment: its modules are not the study's, even in its folder.
 _ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 
 def inside(folder: Path, place: str) -> Path:
-    """The file that a study names, refused when it is not in the study's own folder."""
+    """Resolve a file that a study names; an error unless it is in the study's own folder, symbolic links included."""
     named, root = PurePath(place), folder.resolve()
     try:
         path = (folder / place).resolve(strict=True)
@@ -39,23 +40,23 @@ def inside(folder: Path, place: str) -> Path:
     return path
 
 
-def run_file(path: Path, place: str, *, told: bool = False) -> ModuleType:
-    """The module that a file makes; with `told`, its path and hash are written to stderr before it runs.
+def run_file(path: Path, place: str, *, announced: bool = False) -> ModuleType:
+    """Execute a file as a module; if `announced`, its path and SHA-256 are written to stderr first.
 
-    What runs is what was hashed: a compiled file beside it is not looked at.
+    The bytes that are executed are those that were hashed: no .pyc file is used.
     """
     try:
         source = path.read_bytes()
     except OSError as error:
         raise EpviError(f"{place} cannot be read: {error.strerror or error}.") from error
-    if told:
-        tell(f"the model file {path}, a program (SHA-256 {hashlib.sha256(source).hexdigest()})")
+    if announced:
+        announce(f"the model file {path}, a program (SHA-256 {hashlib.sha256(source).hexdigest()})")
     return _module_of(path, place, source)
 
 
 @functools.cache
-def tell(what: str) -> None:
-    """Say once on stderr what is about to run."""
+def announce(what: str) -> None:
+    """Write to stderr what is about to run, once per process."""
     sys.stderr.write(f"epvi: running {shown(what)}.\n")
     sys.stderr.flush()
 
@@ -68,7 +69,7 @@ def _module_of(path: Path, place: str, source: bytes) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    # Workers do not have this file on their path: what it defines travels by value, what lies beside it is imported.
+    # Workers cannot import this file: cloudpickle sends what it defines by value. What lies beside it can be imported.
     sys.modules[name] = module
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
@@ -76,19 +77,19 @@ def _module_of(path: Path, place: str, source: bytes) -> ModuleType:
         exec(compile(source, path, "exec", dont_inherit=True), module.__dict__)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise EpviError(f"{place} cannot be run: {told_of(error, path)}") from error
+        raise EpviError(f"{place} cannot be run: {described_error(error, path)}") from error
     cloudpickle.register_pickle_by_value(module)
     return module
 
 
-def is_at_home(function: Any, module: ModuleType) -> bool:
-    """Whether a file's function was written in its folder, or is a ready model, and not imported from elsewhere."""
+def is_defined_beside(function: Any, module: ModuleType) -> bool:
+    """Whether the function is defined in the model file or its folder, or is one of epvi's ready models."""
     function = inspect.unwrap(function)
     if not (inspect.isroutine(function) or inspect.isclass(function)):
-        # Something that the file has made.
+        # An object that the file has created, such as a partial function.
         return True
     if function.__module__ == module.__name__:
-        # Known without looking for its module, whose name another site's file of the same name may have taken since.
+        # Not by way of `sys.modules`, where another site's file of the same name may have replaced this one.
         return True
     home = sys.modules.get(function.__module__ or "")
     file = getattr(home, "__file__", None)
@@ -97,8 +98,8 @@ def is_at_home(function: Any, module: ModuleType) -> bool:
     return home.__name__.startswith("epvi.models.") or os.path.dirname(file) == os.path.dirname(module.__file__ or "")
 
 
-def told_of(error: BaseException, path: Path | None) -> str:
-    """What went wrong, and in which line of the user's file."""
+def described_error(error: BaseException, path: Path | None) -> str:
+    """The exception's type and message, with the line of the user's file if it is in the traceback."""
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:

@@ -1,7 +1,7 @@
-"""Models by name: `file.py:function`, `module:function`, or a ready model such as `logistic`.
+"""Resolves references to models: `file.py:function`, `module:function`, or a ready model such as `logistic`.
 
-Takes the text that a user writes on the command line, or that is in a study; gives the `Model`. What it names is
-imported. A user's own word may name anything; a study comes from others, and names what it brings.
+Takes the text from the command line or from a study; gives the `Model`. The file or module is imported, which runs its
+code: a user may name anything, but a study, which comes from other people, only a file in its own folder.
 """
 
 import importlib
@@ -11,35 +11,35 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from epvi.ground.errors import EpviError
-from epvi.study.model_file import inside, is_at_home, run_file, tell, told_of
+from epvi.study.model_file import announce, described_error, inside, is_defined_beside, run_file
 
 if TYPE_CHECKING:
     from epvi.site.model.model import Model
 
-# Known without importing them, so that help and completion answer at once.
+# Names of the ready models, listed here so that help and shell completion need not import them.
 READY = ("logistic", "multinomial", "poisson", "robust_linear", "tlsa")
-# What `Model` calls its own arguments.
-_TAKEN = ("self", "function", "exchangeable")
+# Names of `Model`'s own parameters, which cannot be fixed arguments of a model.
+_RESERVED = ("self", "function", "exchangeable")
 
 
 def model_named(reference: str, fixed: Mapping[str, Any] | None = None, beside: Path | None = None) -> "Model":
-    """The model of a user's own reference with these fixed arguments; files are looked for `beside` a folder."""
+    """The model that a user refers to, with these fixed arguments; paths are relative to the folder `beside`."""
     folder = beside or Path()
     found = _found(reference, lambda place, name: _named_in(_module(place, folder), place, name))
     return _model(reference, *found, _all_fixed(fixed, lambda place: folder / place))
 
 
 def study_model(reference: str, fixed: Mapping[str, Any], folder: Path, *, allow_module: bool = False) -> "Model":
-    """The model that a study names: a ready one, one in a file beside it, or, if that is allowed, one in a module.
+    """The model that a study names: a ready one, one in a file in its folder or, if `allow_module`, one in a module.
 
-    A file's path and hash are written to stderr before it runs.
+    The file's path and SHA-256 are written to stderr before it runs.
     """
 
     def named(place: str, name: str) -> Any:
         if place.endswith(".py"):
-            module = run_file(inside(folder, place), place, told=True)
+            module = run_file(inside(folder, place), place, announced=True)
             function = _named_in(module, place, name)
-            if callable(function) and not is_at_home(function, module):
+            if callable(function) and not is_defined_beside(function, module):
                 raise EpviError(f"{reference} is only imported there: name a model function that the file defines.")
             return function
         if not allow_module:
@@ -47,7 +47,7 @@ def study_model(reference: str, fixed: Mapping[str, Any], folder: Path, *, allow
                 f"{reference!r} in the study names an installed module, which a study may not run: put a model file"
                 " beside the study (file.py:function), or allow it with --allow-module."
             )
-        tell(f"the module {place} that the study names")
+        announce(f"the module {place} that the study names")
         return _named_in(_imported(place), place, name)
 
     plain = _all_fixed(fixed, lambda place: inside(folder, place))
@@ -63,9 +63,9 @@ def _model(reference: str, function: Any, exchangeable: tuple, fixed: dict[str, 
         return function
     if not callable(function):
         raise EpviError(f"{reference} is of type {type(function).__name__}: name a NumPyro model function.")
-    taken = [name for name in _TAKEN if name in fixed]
+    taken = [name for name in _RESERVED if name in fixed]
     if taken:
-        raise EpviError(f"an argument {taken[0]!r} cannot be fixed by name: call it otherwise in {reference}.")
+        raise EpviError(f"an argument {taken[0]!r} cannot be fixed by name: rename it in {reference}.")
     return Model(function, exchangeable=exchangeable, **fixed)
 
 
@@ -74,7 +74,7 @@ def _all_fixed(fixed: Mapping[str, Any] | None, file: Callable[[str], Path]) -> 
 
 
 def _fixed(name: str, said: Any, file: Callable[[str], Path]) -> Any:
-    """A fixed argument as it is written: a list of numbers is an array, and "@file.npy" the array in a file."""
+    """The value of a fixed argument: a list of numbers becomes an array, "@file.npy" the array in that file."""
     import numpy as np
 
     if isinstance(said, str) and said.startswith("@"):
@@ -105,7 +105,7 @@ def _array(name: str, place: str, file: Callable[[str], Path]) -> Any:
 
 
 def _found(reference: str, named: Callable[[str, str], Any]) -> tuple[Any, tuple]:
-    """A ready model with its exchangeable parameters, or what a place calls so."""
+    """The model function and its exchangeable parameters: a ready model, or what `named(place, name)` finds."""
     place, colon, name = reference.rpartition(":")
     if colon:
         return named(place, name), ()
@@ -148,4 +148,4 @@ def _imported(place: str) -> ModuleType:
     try:
         return importlib.import_module(place)
     except (Exception, SystemExit) as error:
-        raise EpviError(f"the module {place!r} cannot be imported: {told_of(error, None)}") from error
+        raise EpviError(f"the module {place!r} cannot be imported: {described_error(error, None)}") from error

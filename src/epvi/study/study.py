@@ -1,7 +1,7 @@
-"""One file for a whole study: the model, the columns and their units, the shards and their shares of the prior.
+"""Reads `study.toml`, the one file of a study: model, columns and units, shards and their shares of the prior.
 
-Takes `study.toml`, which every site has; gives what a site needs to fit its shard with nothing but its rows. Every
-entry is checked, and a name that is not known is refused rather than ignored.
+Every site has the same file and needs besides it only its rows to fit its shard. Every entry is checked; unknown names
+are an error.
 """
 
 import dataclasses
@@ -33,6 +33,7 @@ from epvi.wire.column_stats import Stats
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 
+# Known entries: values and tables at the top level, and entries of a table in [columns].
 _TOP = {"name", "model", "min_rows", "drop_missing", "hash_key", "seed", "standardise"}
 _TABLES = {"arguments", "fixed", "columns", "shards", "inference"}
 _COLUMN = {"unit", "limits", "levels", "centre", "scale"}
@@ -45,25 +46,35 @@ def covariances() -> dict[str, Structure | None]:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What all sites of a study agree on.
+    """What all sites of a study agree on."""
 
-    `shards` are names with shares of the prior, in order; `standardise` are columns that need a centre and a scale;
-    `allow_module` is the user's own word, not the study's: whether its model may be one of an installed module.
-    """
-
+    # The study.toml.
     path: Path
+    # Name of the study, by default the file's name.
     name: str
+    # Reference to the model, as in "model.py:linear" or "logistic".
     model_reference: str
+    # Source columns of each argument of the model; see `epvi.Rows`.
     arguments: Mapping[str, str | list[str]]
+    # Arguments of the model that are not columns.
     fixed: Mapping[str, Any]
+    # Unit, limits, levels, centre and scale of source columns.
     columns: Mapping[str, Mapping[str, Any]]
+    # Source columns that must have a centre and a scale before a fit.
     standardise: tuple[str, ...]
+    # Share of the prior of each shard, by name; their order numbers the shards.
     shards: Mapping[str, Fraction]
+    # The local inference with its settings.
     inference: Inference
+    # Seed of every random draw.
     seed: int
+    # Fewest rows with which a site may fit.
     min_rows: int
+    # Whether rows with a missing value are left out; otherwise they are an error.
     drop_missing: bool
+    # Key of the hash by which shards with the same rows are detected.
     hash_key: str
+    # Whether the model may be in an installed module: the user decides this, not the file.
     allow_module: bool = False
 
     @property
@@ -72,11 +83,11 @@ class Study:
         return len(self.shards)
 
     def model(self) -> Model:
-        """The model: a ready one, or from the file beside the study's, which is run."""
+        """The model: a ready one, or that of the file in the study's folder, which is executed."""
         return study_model(self.model_reference, self.fixed, self.path.parent, allow_module=self.allow_module)
 
     def rows(self, source: Any) -> Rows:
-        """The rows of a site, with the study's columns and units."""
+        """The description of a site's rows, with the study's columns, units and levels."""
         without = [name for name in self.standardise if "centre" not in self.columns.get(name, {})]
         if without:
             raise EpviError(
@@ -86,7 +97,7 @@ class Study:
         return self.raw_rows(source)
 
     def raw_rows(self, source: Any) -> Rows:
-        """The same, also where constants are not settled yet."""
+        """Like `rows`, but without requiring the centres and scales of standardised columns."""
         described = self.columns.items()
         return Rows(
             source,
@@ -99,7 +110,7 @@ class Study:
         )
 
     def shard(self, said: str) -> tuple[str, Fraction, str]:
-        """The shard ("3/6"), its share and its name, of "3/6" or of the name."""
+        """The number ("3/6"), share of the prior and name of a shard, given its number or its name."""
         names = list(self.shards)
         if said in self.shards:
             index = names.index(said) + 1
@@ -117,7 +128,7 @@ class Study:
         return f"{index}/{len(names)}", self.shards[names[index - 1]], names[index - 1]
 
     def fit(self, source: Any, shard: str, prior: Any = None) -> ShardFit:
-        """Fit the rows of a site."""
+        """Fit a site's shard; `prior` replaces the study's share of the prior."""
         number, share, name = self.shard(shard)
         index, num_shards = parse_shard(number)
         table = read_rows(self.rows(source))
@@ -127,24 +138,24 @@ class Study:
         return self._named(fit_table(self.model(), table, part, self.inference, self.seed))
 
     def score(self, source: Any, shard: str, draws: Draws, *, exact: bool = False) -> Scores:
-        """The answer of a site to the centre's draws, with the rows that its shard was fitted to."""
+        """Evaluate the hub's draws on the rows to which the site's shard was fitted."""
         number, _, _ = self.shard(shard)
         made = score(self.model(), self.rows(source), draws, number, exact=exact)
         self._check_rows(source, made.num_rows)
         return dataclasses.replace(made, made_of=dataclasses.replace(made.made_of, study=self.name))
 
     def stand_in(self, shard: str, prior: Any = None) -> ShardFit:
-        """The shard without rows."""
+        """A fit of the prior's share alone, for a shard that contributes no rows."""
         number, share, name = self.shard(shard)
         share = share if prior is None else as_share(prior, self.num_shards)
-        made = stand_in(self.model(), self.rows(self._made_up()), number, prior=share, seed=self.seed)
+        made = stand_in(self.model(), self.rows(self._placeholder_rows()), number, prior=share, seed=self.seed)
         return self._named(dataclasses.replace(made, label=shown(f"{made.label} ({name})")))
 
     def stats(self, source: Any) -> Stats:
-        """Counts, means and sds of columns of numbers, in their own units.
+        """Counts, means and sds of numeric source columns, in their own units.
 
-        Of those that the study standardises, or else of those inside matrices, since an argument of its own may be what
-        the model observes, which has its unit; where there are no matrices, of all.
+        These are the columns that the study standardises; if it names none, the columns inside matrices (a column that
+        is an argument by itself may be the observed one, whose unit the model fixes); without matrices, all columns.
         """
         columns = {n: _without(c, "centre", "scale") for n, c in self.columns.items()}
         rows = dataclasses.replace(self, columns=columns).raw_rows(source)
@@ -159,21 +170,22 @@ class Study:
     def _check_rows(self, source: Any, num_rows: int) -> None:
         if num_rows < self.min_rows:
             raise EpviError(
-                f"{_said(source)} has {num_rows:,} rows that can be used and {self.path} asks for at least"
-                f" {self.min_rows:,} (min_rows), since a fit to few rows can tell of single ones: nothing was written."
+                f"{_source_name(source)} has {num_rows:,} rows that can be used and {self.path} asks for at least"
+                f" {self.min_rows:,} (min_rows), since a fit to few rows can disclose single ones: nothing was written."
             )
 
     def _named(self, fit: ShardFit) -> ShardFit:
         return dataclasses.replace(fit, made_of=dataclasses.replace(fit.made_of, study=self.name))
 
-    def _made_up(self) -> dict[str, list[Any]]:
-        """Rows that the study would take, of which only names, shapes and types matter."""
+    def _placeholder_rows(self) -> dict[str, list[Any]]:
+        """Rows that pass the study's checks, for tracing the model: only names, shapes and dtypes matter."""
         made = {}
         for name in self.raw_rows({}).used:
             column = self.columns.get(name, {})
             low, high = column.get("limits", (-math.inf, math.inf))
             low = low if math.isfinite(low) else min(0, high - 1)
             choices = column.get("levels") or [low, min(low + 1, high)]
+            # 8 rows: judgement, any few would do.
             made[name] = list(itertools.islice(itertools.cycle(choices), 8))
         return made
 
@@ -182,14 +194,14 @@ def _without(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name not in names}
 
 
-def _said(source: Any) -> str:
+def _source_name(source: Any) -> str:
     return str(source) if isinstance(source, str | Path) else "the site"
 
 
 def load_study(path: str | Path, *, allow_module: bool = False) -> Study:
-    """The study in a `study.toml`, checked; `allow_module` lets it name a model in an installed module.
+    """Read and check a `study.toml`; `allow_module` lets it name a model in an installed module.
 
-    Reading it runs nothing. Its model, once it is asked for, is run: the file beside it is a program.
+    Reading it runs no code. `Study.model` does: it executes the model file in the study's folder.
     """
     path = Path(path)
     try:
@@ -201,7 +213,7 @@ def load_study(path: str | Path, *, allow_module: bool = False) -> Study:
 
 
 def read_study(path: Path, text: str) -> Study:
-    """The study of a text that is, or will be, in a file."""
+    """Parse and check the text of a study; `path` names the file in error messages."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -212,6 +224,8 @@ def read_study(path: Path, text: str) -> Study:
 
 @dataclasses.dataclass(frozen=True)
 class _Reader:
+    """Checks the entries of a parsed study.toml; every error names the entry and the file."""
+
     path: Path
 
     def study(self, table: dict[str, Any]) -> Study:

@@ -182,7 +182,7 @@ OUTSIDE = {
     "what is not a column": (
         lambda b, y: (dist.Bernoulli(logits=b), y - 1),
         np.append(ONE_TO_TWO, 3),
-        "observed site 'site' has 1 values outside",
+        "observed NumPyro site 'site' has 1 values outside",
     ),
     "several entries of a row": (
         lambda b, y: (dist.Beta(jnp.exp(b), 2.0).expand([2]).to_event(1), y),

@@ -150,9 +150,9 @@ REFUSED = {
     "ignores its rows": (ignores_its_rows, "the model ignores its data"),
     "one parameter per row": (one_parameter_per_row, "shape of parameter 'noise' depends on the number of rows"),
     "summed factor": (summed_factor, "factor 'fit' depends on the rows but has no axis of rows"),
-    "rows in the event": (rows_in_the_event, r"observed site 'all of y' .* has no axis of rows.*to_event"),
-    "observed mean": (observed_mean, "observed site 'mean' depends on the rows but has no axis of rows"),
-    "lagged": (lagged, "observed site 'next' depends on the rows but has no axis of rows"),
+    "rows in the event": (rows_in_the_event, r"observed NumPyro site 'all of y' .* has no axis of rows.*to_event"),
+    "observed mean": (observed_mean, "observed NumPyro site 'mean' depends on the rows but has no axis of rows"),
+    "lagged": (lagged, "observed NumPyro site 'next' depends on the rows but has no axis of rows"),
     "moving support": (moving_support, "support of parameter 'high' depends on other parameters"),
     "support from rows": (
         with_prior(lambda x, y: dist.Uniform(jnp.min(y), jnp.max(y))),
@@ -171,10 +171,10 @@ REFUSED = {
     "scaled": (observing(lambda b, x, y: b * x[:, 0] / jnp.std(x[:, 0])), "does not factor over rows"),
     "neighbours": (observing(lambda b, x, y: b * jnp.roll(y, 1)), "does not factor over rows"),
     "number of rows": (observing(lambda b, x, y: b * x.shape[0]), "does not factor over rows"),
-    "param": (with_param, r"a param site 'scale', which has no prior.*ImproperUniform"),
+    "param": (with_param, r"a NumPyro param site 'scale', which has no prior.*ImproperUniform"),
     "learned reparametrisation": (
         numpyro.handlers.reparam(hierarchy, config={"w": LocScaleReparam(None)}),
-        "a param site 'w_centered'",
+        "a NumPyro param site 'w_centered'",
     ),
     "Python's if on parameters": (python_if_on_parameters, TRACE),
     "Python's if on rows": (python_if_on_rows, TRACE),
@@ -185,8 +185,8 @@ REFUSED = {
     "raises many lines": (raises_many_lines, "the model raised ValueError: the first line$"),
     "wrong shape": (wrong_shape, r"the model raised \w+: .*\(3,\)"),
     "without parameters": (without_parameters, "no continuous parameter"),
-    "likelihood without parameters": (likelihood_without_parameters, "no parameter .* has a part in the likelihood"),
-    "on the sphere": (on_the_sphere, r"'w' lives in Sphere\(\), for which NumPyro has no bijection"),
+    "likelihood without parameters": (likelihood_without_parameters, "the likelihood depends on no parameter"),
+    "on the sphere": (on_the_sphere, r"'w' has the support Sphere\(\), for which NumPyro has no bijection"),
     "same name twice": (same_name_twice, "the model raised AssertionError: .*unique names"),
 }
 

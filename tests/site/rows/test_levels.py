@@ -141,7 +141,10 @@ def test_levels_0_and_1_are_the_numbers_0_and_1_to_those_who_compare():
 def odd_categories():
     return {
         "dates": (pd.Categorical(pd.to_datetime(["2024-01-01", "2024-02-01"])), "neither text nor plain numbers"),
-        "intervals": (pd.cut([1.0, 5.0], [0, 4, 10]), "neither text nor plain numbers: make them text first, as in"),
+        "intervals": (
+            pd.cut([1.0, 5.0], [0, 4, 10]),
+            "neither text nor plain numbers: convert them to text first, as in",
+        ),
         "one": (pd.Categorical(["a", "a"]), "column 'g' has fewer than two categories: leave it out"),
         "spaces": (pd.Categorical(["a", "a "]), "categories of column 'g' name one level twice"),
         "a word for missing": (pd.Categorical(["a", "NA"]), "categories of column 'g' have one of NA"),

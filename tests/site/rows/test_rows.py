@@ -323,7 +323,7 @@ BAD_FILES = {
     "broken.parquet": ("PAR1junk", "file '.*broken.parquet' cannot be read"),
     "broken.npz": ("junk", "file '.*broken.npz' holds Python objects|file '.*broken.npz' cannot be read"),
     "broken.npy": (b"\x93NUMPY\x01\x00", "file '.*broken.npy' cannot be read"),
-    "rows.xlsx": ("junk", "file '.*rows.xlsx' is of no kind that holds rows: pass .csv, .csv.gz, .parquet"),
+    "rows.xlsx": ("junk", "file '.*rows.xlsx' is of no format that can be read: pass .csv, .csv.gz, .parquet"),
 }
 
 

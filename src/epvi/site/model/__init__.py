@@ -1,1 +1,1 @@
-"""A NumPyro function, or two log densities, becomes a target: log prior(θ) and log likelihood(θ, rows)."""
+"""Turns a NumPyro model, or two log densities, into a `Target`: log prior(θ) and log likelihood(θ, rows)."""

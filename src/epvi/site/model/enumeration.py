@@ -1,7 +1,7 @@
-"""Discrete latent sites of single rows, summed out.
+"""Marginalises discrete latent variables that each row has of its own.
 
-log p(y_i | θ) = log Σ_z p(y_i, z | θ) over all values z of the row's discrete sites. The model is run on one row at a
-time (vectorised over rows), once for every combination of values.
+log p(y_i | θ) = log Σ_z p(y_i, z | θ) over all values z of the row's discrete variables. The model is run on one row
+at a time (vectorised over rows), once for every combination of values.
 """
 
 import itertools
@@ -16,12 +16,16 @@ from jax.scipy.special import logsumexp
 from epvi.ground.errors import EpviError
 from epvi.site.model.tracing import Site, choices
 
-# Beyond this, summing out costs more than any shard saves.
+# Most combinations of one row's discrete values. Each is an evaluation of the row's likelihood, so a pass over the rows
+# costs that many times as much. Judgement; docs/scope.md tells users this number.
 _MOST_COMBINATIONS = 256
 
 
 def combinations(sites: Sequence[Site], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Every combination of values of the discrete sites of one row, stacked along a new leading axis."""
+    """All combinations of values of one row's discrete NumPyro sites, stacked along a new leading axis.
+
+    `shapes` are the sites' batch shapes in a model run on one row.
+    """
     values = [choices(site) for site in sites]
     shaped = [(*shapes[site["name"]], *site["fn"].event_shape) for site in sites]
     counts = [math.prod(shape) // math.prod(v.shape[1:]) for shape, v in zip(shaped, values, strict=True)]
@@ -43,7 +47,10 @@ def combinations(sites: Sequence[Site], shapes: Mapping[str, tuple[int, ...]]) -
 
 
 def summed_out(log_joint: Callable[[dict[str, Any], Any], Any], table: dict[str, Any], block: Any) -> jax.Array:
-    """Log Σ_z p(y_i, z) for every row i, with `log_joint(z, rows)` the log density of a block of one row."""
+    """Log Σ_z p(y_i, z) for every row i of the block, over the combinations z in `table`.
+
+    `log_joint(z, rows)` is the log density of a block of one row.
+    """
 
     def one_row(row: Any) -> jax.Array:
         single = jax.tree.map(lambda column: column[None], row)

@@ -1,7 +1,8 @@
-"""What a NumPyro model is made of, found by running it on a few rows and by reading the program JAX makes of it.
+"""Finds the parameters, prior and likelihood terms of a NumPyro model, from traces and a jaxpr of it on a few rows.
 
-Takes the function and the first rows; gives an `Inspection`: the space of the parameters, which sites are prior and
-which are likelihood (with the axis of their rows), what is summed out. Models that cannot be sharded are refused here.
+Takes the function and the first rows; gives an `Inspection`: the parameter space, which NumPyro sites are prior and
+which are likelihood terms (with their row axis), and which are marginalised. Models that cannot be sharded are refused.
+"Sites" in this module are NumPyro's.
 """
 
 import dataclasses
@@ -34,53 +35,64 @@ from epvi.site.model.tracing import (
     trace_program,
 )
 
-# Two numbers of rows; an axis that changes with them is an axis of rows.
+# The two numbers of example rows on which a model is traced: an axis whose length differs between them is a row axis.
+# Judgement: few, since only shapes matter, and more than 1, which would broadcast. Fingerprints of models are computed
+# on FEW rows and stored in files, so FEW cannot change without making older files incompatible.
 MANY, FEW = 12, 8
 
 
 class Discrete(NamedTuple):
-    """A discrete site of single rows: a value it can have, its shape, and which axis of that shape is the rows'."""
+    """A discrete latent NumPyro site with one entry per row."""
 
+    # One value in its support.
     value: np.ndarray
+    # Shape of the site on the example rows: batch and event axes.
     shape: tuple[int, ...]
+    # Which axis of `shape` is the row axis.
     axis: int
 
     def filled(self, n: int) -> np.ndarray:
-        """That value for n rows."""
+        """The value, repeated for n rows."""
         shape = (*self.shape[: self.axis], n, *self.shape[self.axis + 1 :])
         return np.broadcast_to(self.value, shape)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Inspection:
-    """What the model is made of."""
+    """The structure of a NumPyro model: its parameters and the roles of its NumPyro sites."""
 
+    # The continuous parameters.
     space: Space
+    # Keyword arguments of the model that are not columns.
     fixed: Mapping[str, Any]
+    # The first MANY rows, on which the prior is evaluated.
     example: Mapping[str, np.ndarray]
+    # Names of the NumPyro sites whose log densities form the prior.
     prior_sites: tuple[str, ...]
-    # Sites of the likelihood with the axis of their log density that counts rows.
+    # Names of the NumPyro sites that form the likelihood, with the row axis of their log density.
     row_axes: Mapping[str, int]
+    # Discrete latent sites to marginalise.
     discrete: Mapping[str, Discrete]
+    # All combinations of their values in one row; None without discrete sites.
     table: Mapping[str, Any] | None
-    # Subsampled plates of rows.
+    # Names of the subsampled plates whose subsample is the rows.
     of_rows: tuple[str, ...]
-    # Observed sites whose support is known without θ: what to call them in a message, and their axis of rows.
+    # Observed sites whose support does not depend on θ: their name in error messages, and their row axis.
     supported: Mapping[str, tuple[str, int]]
     # How many numbers the likelihood observes in one row.
     terms: int
-    # Whether every latent site has a density.
+    # Whether the prior is proper: no latent site has an improper distribution.
     proper: bool
 
     def sites(self, function: Callable, values: Mapping[str, Any], block: Block) -> ModelTrace:
-        """Run the model on a block; discrete sites have the first of their values unless `values` names them."""
+        """Trace the model on a block; discrete sites not in `values` take the first value of their support."""
         n = len(next(iter(block.values())))
         first = {name: one.filled(n) for name, one in self.discrete.items()}
         columns = {name: jnp.asarray(column) for name, column in block.items()}
         return run(function, given({**first, **values}), {**self.fixed, **columns}, n, self.of_rows)
 
     def per_row(self, function: Callable, values: Mapping[str, Any], block: Block) -> Any:
-        """Σ over likelihood sites, and over all axes but the rows'."""
+        """The log likelihood of each row: the sum over likelihood sites and over all axes but the row axis."""
         sites = self.sites(function, values, block)
         total = None
         for name, axis in self.row_axes.items():
@@ -91,7 +103,7 @@ class Inspection:
         return total
 
     def joint(self, function: Callable, values: Mapping[str, Any], block: Block, which: Any) -> Any:
-        """The rows' log densities when row i has combination `which[i]` of the discrete values, run on all at once."""
+        """The joint log density of each row i and its combination `which[i]` of discrete values, all in one run."""
         assert self.table is not None
         z = {}
         for name, one in self.discrete.items():
@@ -101,7 +113,7 @@ class Inspection:
         return dataclasses.replace(self, row_axes=axes).per_row(function, {**values, **z}, block)
 
     def summed_out(self, function: Callable, values: Mapping[str, Any], block: Block) -> Any:
-        """The same for every combination of the row's discrete values, summed over those."""
+        """The log likelihood of each row with its discrete values marginalised; runs the model row by row."""
 
         def log_joint(z: dict[str, Any], row: Any) -> Any:
             sites = self.sites(function, {**values, **z}, row)
@@ -113,19 +125,23 @@ class Inspection:
             return summed_out(log_joint, dict(self.table), block)
 
 
-class _Shapes(NamedTuple):
-    """The log densities of all sites for one number of rows, and what they are computed from."""
+class _Traced(NamedTuple):
+    """Shapes and dependences of all sample statements' log densities, from the jaxpr for one number of rows."""
 
+    # Shape of the log density.
     shapes: dict[str, tuple[int, ...]]
+    # Whether the log density depends on the rows.
     from_rows: dict[str, bool]
+    # Whether the log density depends on θ.
     from_theta: dict[str, bool]
+    # Whether the support depends on θ or on the rows.
     support_moves: dict[str, bool]
 
 
 def inspect_model(
     function: Callable, fixed: Mapping[str, Any], rows: Mapping[str, np.ndarray], exchangeable: tuple
 ) -> Inspection:
-    """Find out what the model is made of, or refuse it in one sentence."""
+    """Find the structure of the model, or refuse it with an error that says why it cannot be sharded."""
     example = take(rows, MANY)
     with jax.enable_x64(True):
         many = run_abstract(function, fixed, example)
@@ -161,7 +177,7 @@ def inspect_model(
 
 
 def take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
-    """The first n rows, over and over when there are fewer."""
+    """The first n rows, repeated cyclically when there are fewer."""
     have = len(next(iter(rows.values())))
     return {name: np.asarray(column[np.arange(n) % have]) for name, column in rows.items()}
 
@@ -185,7 +201,7 @@ def run_abstract(
     of_rows: tuple[str, ...] | None = None,
     value_of: Callable = placed,
 ) -> ModelTrace:
-    """The sites with their shapes but without numbers, which costs no compilation."""
+    """Trace the model abstractly: sites have shapes but no numbers, and nothing is compiled."""
     seen = []
 
     def record(columns: dict[str, Any]) -> int:
@@ -210,12 +226,12 @@ def _needs_numbers(site: Site) -> bool:
 
 
 def _supported_names(many: ModelTrace) -> dict[str, str]:
-    """Observed sites with a support to check their values against, and what to call them in a message."""
+    """Observed sites whose distribution has a support, with their name in error messages."""
     names = {}
     for name, site in many.by_name.items():
         if site["type"] == "sample" and site["is_observed"] and not is_factor(site) and site["fn"].support is not None:
             columns = site["columns"]
-            names[name] = f"column {columns[0]!r}" if columns else f"observed site {name!r}"
+            names[name] = f"column {columns[0]!r}" if columns else f"observed NumPyro site {name!r}"
     return names
 
 
@@ -223,8 +239,8 @@ def _refuse_params(sites: ModelTrace) -> None:
     for site in sites.by_name.values():
         if site["type"] in ("param", "mutable"):
             raise EpviError(
-                f"the model has a {site['type']} site {site['name']!r}, which has no prior:"
-                " make it a sample site (dist.ImproperUniform is a flat prior), or a fixed argument."
+                f"the model has a NumPyro {site['type']} site {site['name']!r}, which has no prior:"
+                " make it a sample statement (dist.ImproperUniform is a flat prior), or a fixed argument."
             )
 
 
@@ -243,8 +259,8 @@ def _discrete(site: Site, few: ModelTrace) -> Discrete:
     axes = [i for i, (a, b) in enumerate(zip(shape, other, strict=True)) if a != b]
     if len(axes) != 1:
         raise EpviError(
-            f"the discrete parameter {site['name']!r} is shared by all rows, so what shards say of it cannot be"
-            " multiplied: give it one value per row inside the rows' plate, or fit the model once for each of its"
+            f"the discrete parameter {site['name']!r} is shared by all rows, and subposteriors of discrete parameters"
+            " cannot be multiplied: give it one value per row inside the rows' plate, or fit the model for each of its"
             " values and weigh the fits by certificate.log_evidence; if only priors depend on it, sum it out by hand."
         )
     first = np.asarray(site["value"])[(0,) * len(shape)]
@@ -258,8 +274,8 @@ def _program(
     space: Space,
     discrete: Mapping[str, Discrete],
     of_rows: tuple[str, ...],
-) -> _Shapes:
-    """Trace the log density of every sample site as a program of θ and the block."""
+) -> _Traced:
+    """Trace the log density and support of every sample statement as functions of θ and the block."""
     n = len(next(iter(block.values())))
 
     def logs(theta: Any, rows: Any) -> Any:
@@ -278,7 +294,7 @@ def _program(
     moving = [a or b for a, b in zip(from_rows[num_logs:], from_theta[num_logs:], strict=True)]
     moves = {name: any(m for owner, m in zip(owners, moving, strict=True) if owner == name) for name in shapes}
     names = sorted(shapes)  # the order in which JAX flattens a dict
-    return _Shapes(
+    return _Traced(
         {name: tuple(shapes[name].shape) for name in shapes},
         dict(zip(names, from_rows[:num_logs], strict=True)),
         dict(zip(names, from_theta[:num_logs], strict=True)),
@@ -286,7 +302,7 @@ def _program(
     )
 
 
-def _refuse_latents(space: Space, wide: _Shapes) -> None:
+def _refuse_latents(space: Space, wide: _Traced) -> None:
     for parameter in space.parameters:
         if wide.support_moves[parameter.name]:
             raise EpviError(
@@ -301,9 +317,9 @@ def _refuse_latents(space: Space, wide: _Shapes) -> None:
 
 
 def _roles(
-    many: ModelTrace, wide: _Shapes, narrow: _Shapes, space: Space, discrete: Mapping
+    many: ModelTrace, wide: _Traced, narrow: _Traced, space: Space, discrete: Mapping
 ) -> tuple[tuple[str, ...], dict[str, int]]:
-    """Which sites are prior, and which are likelihood (with their axis of rows)."""
+    """Names of the prior sites, and of the likelihood sites with their row axis."""
     prior, row_axes = [parameter.name for parameter in space.parameters], {}
     for name, shape in wide.shapes.items():
         if name in space.by_name or name in discrete:
@@ -318,17 +334,17 @@ def _roles(
             raise EpviError(_no_row_axis(many.by_name[name], len(axes)))
     if not row_axes:
         raise EpviError(
-            "the model ignores its data: no observed or factor site depends on the rows. Pass the observed column with"
-            " obs= inside the rows' plate."
+            "the model ignores its data: no observed sample statement and no factor depends on the rows. Pass the"
+            " observed column with obs= inside the rows' plate."
         )
     if not any(wide.from_theta[name] for name in (*row_axes, *discrete)):
-        raise EpviError("no parameter of the model has a part in the likelihood: the rows cannot teach anything.")
+        raise EpviError("the likelihood depends on no parameter of the model: the rows carry no information about any.")
     return tuple(prior), row_axes
 
 
 def _no_row_axis(site: Site, num_axes: int) -> str:
     name = site["name"]
-    kind = "factor" if is_factor(site) else "observed site"
+    kind = "factor" if is_factor(site) else "observed NumPyro site"
     if num_axes > 1:
         return (
             f"the log density of {kind} {name!r} has more than one axis of rows: a column probably has shape (n, 1)"

@@ -1,8 +1,8 @@
-"""Whether two models are the same: a key of all that a function's outcome can depend on, as it is now.
+"""Hashes a function by everything that its result can depend on, so that equal models can share compiled programs.
 
-Takes functions and values; gives a hash of code, defaults, closures and the globals that the code refers to, by their
-contents, or None when anything is met that cannot be compared for certain. Models with one key share what was compiled,
-so a key that is too narrow would give another model's answers: in doubt there is none.
+Takes functions and values; gives a hash of the contents of their code, defaults, closures and the globals that the code
+refers to, or None when something cannot be compared for certain. Models with equal hashes share compiled programs, so a
+hash that misses a difference would return another model's results: when in doubt, there is no hash.
 """
 
 import builtins
@@ -20,72 +20,77 @@ import numpy as np
 
 from epvi.ground.float64 import is_traced
 
-# What these packages define is known by its name: nobody changes it while a program runs.
+# Functions and classes of these packages are hashed by name only: they do not change while a program runs.
 _LIBRARIES = frozenset(
     {
         *("builtins", "collections", "epvi", "equinox", "functools", "itertools", "jax", "jaxlib", "jaxtyping", "math"),
         *("numpy", "numpyro", "operator", "scipy", "typing"),
     }
 )
-# Modules among them that give another number each time.
+# Modules among them with hidden state: the same call gives different numbers.
 _STATEFUL = frozenset({"numpy.random"})
-# Ways to reach what the code does not name.
-_HIDDEN = frozenset(
+# Built-ins by which code can read or change what it does not name, or do input and output.
+_DYNAMIC = frozenset(
     {"__import__", "compile", "delattr", "eval", "exec", "getattr", "globals", "input", "locals", "open", "setattr"}
     | {"super", "vars"}
 )
+# Immutable types whose `repr` is their content.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), Fraction, range)
-_OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"})
+# Attributes of a class that do not change what it computes.
+_IGNORED_IN_CLASSES = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__firstlineno__"}
+)
 
 
-class _DoubtError(Exception):
-    """Something that cannot be compared."""
+class _NotComparableError(Exception):
+    """A value was met whose content cannot be hashed for certain."""
 
 
 def likeness(parts: Any) -> bytes | None:
-    """The key of some functions and values; None when they cannot be compared."""
-    found = _Walk()
+    """The hash of functions and values by content; None when they cannot be compared."""
+    found = _ContentHash()
     try:
         found.add(parts)
-    except (_DoubtError, RecursionError):
+    except (_NotComparableError, RecursionError):
         return None
     return found.digest.digest()
 
 
-class _Walk:
-    """Everything that can be reached, in one order, each thing once."""
+class _ContentHash:
+    """A BLAKE2b digest of an object graph, walked in a fixed order; repeated objects enter as back-references."""
 
     def __init__(self) -> None:
+        # 32 bytes: collisions need about 2^128 models.
         self.digest = hashlib.blake2b(digest_size=32)
-        # By identity, and held, so that no other object gets the same one meanwhile.
-        self._met: dict[int, tuple[int, Any]] = {}
+        # id -> (number, object). Holding the objects keeps their ids from being reused during the walk.
+        self._seen: dict[int, tuple[int, Any]] = {}
 
     def add(self, value: Any) -> None:
-        """Take one value into the key."""
+        """Hash one value by its content."""
         if type(value) in _PLAIN:
-            self._say(type(value).__name__, repr(value))
+            self._update(type(value).__name__, repr(value))
             return
-        if id(value) in self._met:
-            self._say("again", str(self._met[id(value)][0]))
+        if id(value) in self._seen:
+            self._update("again", str(self._seen[id(value)][0]))
             return
-        # Whether equal tuples are one object is chance.
+        # Not tuples: whether two equal ones are the same object is up to the interpreter.
         if type(value) is not tuple:
-            self._met[id(value)] = len(self._met), value
+            self._seen[id(value)] = len(self._seen), value
         if isinstance(value, np.ndarray | np.generic | jax.Array):
             self._array(value)
         elif isinstance(value, types.ModuleType):
             self._module(value, (), set())
         elif name := _library_name(value):
-            self._say("library", *name)
-        elif type(value) in _WAYS:
-            self._say(type(value).__name__)
-            _WAYS[type(value)](self, value)
+            self._update("library", *name)
+        elif type(value) in _BY_TYPE:
+            self._update(type(value).__name__)
+            _BY_TYPE[type(value)](self, value)
         elif isinstance(value, type):
             self._class(value)
         else:
             self._object(value)
 
-    def _say(self, *words: str) -> None:
+    def _update(self, *words: str) -> None:
         for word in words:
             data = word.encode(errors="surrogatepass")
             self.digest.update(f"{len(data)}:".encode() + data)
@@ -93,19 +98,19 @@ class _Walk:
     def _array(self, value: Any) -> None:
         known = type(value) is np.ndarray or isinstance(value, np.generic | jax.Array)
         if not known or is_traced(value) or not isinstance(value.dtype, np.dtype) or value.dtype.hasobject:
-            raise _DoubtError
+            raise _NotComparableError
         held = np.asarray(value)
         weak = getattr(value, "weak_type", None)
-        self._say("array", type(value).__name__, str(weak), repr(held.dtype), str(held.shape))
+        self._update("array", type(value).__name__, str(weak), repr(held.dtype), str(held.shape))
         self.digest.update(np.ascontiguousarray(held).view(np.uint8).data if held.size else b"")
 
     def _module(self, module: types.ModuleType, names: Iterable[str], seen: set[str]) -> None:
-        """A module, and what code with these names takes from it unless it is a library's."""
+        """Hash a module's name and, unless it is a library, those of its attributes whose names occur in the code."""
         place = module.__name__
         library = _root(place) in _LIBRARIES
-        if place in _STATEFUL or sys.modules.get(place) is not module or not (library or _shows_all(module)):
-            raise _DoubtError
-        self._say("module", place)
+        if place in _STATEFUL or sys.modules.get(place) is not module or not (library or _is_static(module)):
+            raise _NotComparableError
+        self._update("module", place)
         seen.add(place)
         for name in names:
             value = vars(module).get(name)
@@ -113,32 +118,32 @@ class _Walk:
                 if value.__name__ not in seen:
                     self._module(value, names, seen)
             elif name in vars(module) and not library:
-                self._say(name)
+                self._update(name)
                 self.add(value)
 
     def _function(self, function: types.FunctionType) -> None:
-        self._say(function.__qualname__)
+        self._update(function.__qualname__)
         self.add([function.__defaults__, function.__kwdefaults__, function.__dict__])
         for cell in function.__closure__ or ():
             try:
                 self.add(cell.cell_contents)
             except ValueError:
-                self._say("empty")
+                self._update("empty")
         self._code(function.__code__)
         names = sorted(_attributes(function.__code__))
         for name in sorted(_globals(function.__code__)):
-            self._say("global", name)
+            self._update("global", name)
             if name in function.__globals__:
                 value = function.__globals__[name]
-                # A module is looked into by each function that uses it, for what this one takes from it.
+                # For each function anew, since each uses other attributes of the module.
                 self._module(value, names, set()) if isinstance(value, types.ModuleType) else self.add(value)
-            elif not hasattr(builtins, name) or name in _HIDDEN:
-                raise _DoubtError
+            elif not hasattr(builtins, name) or name in _DYNAMIC:
+                raise _NotComparableError
 
     def _code(self, code: types.CodeType) -> None:
-        """What it does, wherever it is written."""
+        """Hash bytecode, names and constants, but neither file name nor line numbers."""
         if any(step.opname in ("IMPORT_NAME", "STORE_GLOBAL") for step in dis.get_instructions(code)):
-            raise _DoubtError
+            raise _NotComparableError
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
         self.add([code.co_name, counts, names, code.co_code, code.co_exceptiontable])
@@ -146,18 +151,18 @@ class _Walk:
             self._code(constant) if isinstance(constant, types.CodeType) else self.add(constant)
 
     def _sequence(self, values: list | tuple) -> None:
-        self._say(str(len(values)))
+        self._update(str(len(values)))
         for value in values:
             self.add(value)
 
     def _mapping(self, values: dict) -> None:
-        # In their order, which a model may depend on.
+        # In insertion order, on which a model may depend.
         self._sequence([part for pair in values.items() for part in pair])
 
     def _set(self, values: set | frozenset) -> None:
-        # Only of what has an order that does not change from one set to an equal one.
+        # Only of values that can be sorted by content: equal sets may iterate in different orders.
         if not all(type(value) in _PLAIN for value in values):
-            raise _DoubtError
+            raise _NotComparableError
         self._sequence(sorted(values, key=lambda value: (type(value).__name__, repr(value))))
 
     def _partial(self, value: functools.partial) -> None:
@@ -170,8 +175,8 @@ class _Walk:
         self.add(value.__func__)
 
     def _jitted(self, value: Any) -> None:
-        # It may have seen its globals as they were before, so another one with the same function is another.
-        self._say(str(id(value)))
+        # By identity: it may have been traced when its globals had other values.
+        self._update(str(id(value)))
         self.add(value.__wrapped__)
 
     def _property(self, value: property) -> None:
@@ -179,39 +184,39 @@ class _Walk:
 
     def _class(self, value: type) -> None:
         if type(value) is not type:
-            raise _DoubtError
-        self._say("class", value.__qualname__)
+            raise _NotComparableError
+        self._update("class", value.__qualname__)
         self._sequence(value.__bases__)
-        self._mapping({name: part for name, part in vars(value).items() if name not in _OF_CLASSES})
+        self._mapping({name: part for name, part in vars(value).items() if name not in _IGNORED_IN_CLASSES})
 
     def _object(self, value: Any) -> None:
-        """An object whose class says nothing of its own about what it consists of: then it is its attributes."""
+        """Hash an object by its attributes, if its class customises neither pickling nor attribute access."""
         kind = type(value)
         own = ("__reduce__", "__reduce_ex__", "__getstate__", "__getattr__", "__getattribute__")
         if any(getattr(kind, name, None) is not getattr(object, name, None) for name in own):
-            raise _DoubtError
+            raise _NotComparableError
         try:
             _, arguments, *state = value.__reduce_ex__(2)
         except Exception:
-            raise _DoubtError from None
-        self._say("object")
+            raise _NotComparableError from None
+        self._update("object")
         self.add(arguments)
         self.add([list(part) if hasattr(part, "__next__") else part for part in state])
 
 
-_WAYS = {
-    types.FunctionType: _Walk._function,
-    list: _Walk._sequence,
-    tuple: _Walk._sequence,
-    dict: _Walk._mapping,
-    set: _Walk._set,
-    frozenset: _Walk._set,
-    functools.partial: _Walk._partial,
-    types.MethodType: _Walk._method,
-    staticmethod: _Walk._wrapped,
-    classmethod: _Walk._wrapped,
-    property: _Walk._property,
-    type(jax.jit(lambda: None)): _Walk._jitted,
+_BY_TYPE = {
+    types.FunctionType: _ContentHash._function,
+    list: _ContentHash._sequence,
+    tuple: _ContentHash._sequence,
+    dict: _ContentHash._mapping,
+    set: _ContentHash._set,
+    frozenset: _ContentHash._set,
+    functools.partial: _ContentHash._partial,
+    types.MethodType: _ContentHash._method,
+    staticmethod: _ContentHash._wrapped,
+    classmethod: _ContentHash._wrapped,
+    property: _ContentHash._property,
+    type(jax.jit(lambda: None)): _ContentHash._jitted,
 }
 
 
@@ -219,20 +224,20 @@ def _root(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _shows_all(module: types.ModuleType) -> bool:
-    """Whether what it does not hold by name is not made on demand."""
+def _is_static(module: types.ModuleType) -> bool:
+    """Whether the module has no `__getattr__`, so that `vars` shows all its attributes."""
     return "__getattr__" not in vars(module)
 
 
 def _library_name(value: Any) -> tuple[str, str] | None:
-    """The module and name by which a library knows it."""
+    """(module, qualified name) of a library's function or class; None if it cannot be found under that name."""
     place, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(place, str) or not isinstance(name, str) or _root(place) not in _LIBRARIES:
         return None
     found: Any = sys.modules.get(place)
     for part in name.split("."):
         found = getattr(found, part, None)
-    return (place, name) if found is value and place not in _STATEFUL and name not in _HIDDEN else None
+    return (place, name) if found is value and place not in _STATEFUL and name not in _DYNAMIC else None
 
 
 def _nested(code: types.CodeType) -> Iterable[types.CodeType]:
@@ -243,7 +248,7 @@ def _nested(code: types.CodeType) -> Iterable[types.CodeType]:
 
 
 def _globals(code: types.CodeType) -> set[str]:
-    """The names that it, and functions inside it, look up beyond themselves."""
+    """Global names that the code, or a function nested in it, looks up."""
     steps = (step for one in _nested(code) for step in dis.get_instructions(one))
     return {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
 

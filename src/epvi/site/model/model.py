@@ -1,7 +1,7 @@
-"""A model: a NumPyro function, or two log densities -> log prior(θ) and log likelihood(θ, block) per row, on ℝᵈ.
+"""`Model`: wraps a NumPyro function, or two log densities, and gives log prior(θ) and log likelihood(θ, block) on ℝᵈ.
 
-Takes the user's functions; `Model.on(rows)` gives the `Target` that inference works with. Latent sites are prior;
-observed and factor sites are likelihood when they depend on rows, prior when they do not.
+Takes the user's functions; `Model.on(rows)` gives the `Target` that inference works with. Latent sample statements
+are prior terms; observed ones and factors are likelihood terms if they depend on the rows, otherwise prior terms.
 """
 
 import functools
@@ -27,16 +27,16 @@ from epvi.site.model.tracing import log_prob, trace_program
 
 
 class Model:
-    """A NumPyro model function whose arguments are columns of rows, with `fixed` keyword arguments that are not.
+    """A NumPyro model function whose arguments are columns of the rows, or `fixed` values passed by keyword.
 
-    An argument without a default must be a column of the rows; an argument that defaults to None may be (the observed
-    column, which `predict` leaves out). `exchangeable` names groups of parameters whose leading axes may be permuted
-    together without changing the model: shards are then aligned before they are multiplied.
+    An argument without a default must be a column; one that defaults to None may be missing from the rows (the observed
+    column, which `predict` does not need). `exchangeable` names groups of parameters whose leading axes may be permuted
+    together without changing the model; subposteriors are then aligned before they are multiplied.
     """
 
-    # Under which what was compiled for it is held, once it was used.
+    # Key of this model's compiled programs in `ground.compiled`; None before first use.
     _key: Hashable | None = None
-    # What it says of rows at draws of θ: defined in site/tasks/predictive.py, which needs all of the site.
+    # Predictive quantities at draws of θ: assigned in site/tasks/predictive.py, a higher layer.
     replies: ClassVar[Callable[..., dict[str, dict[str, np.ndarray]]]]
 
     def __init__(self, function: Callable, *, exchangeable: Sequence[Sequence[str]] = (), **fixed: Any) -> None:
@@ -49,7 +49,7 @@ class Model:
         try:
             self._arguments = inspect.signature(function).parameters
         except (TypeError, ValueError):
-            raise EpviError(f"{self.name} does not tell its arguments: pass a plain Python function.") from None
+            raise EpviError(f"the signature of {self.name} is not known: pass a plain Python function.") from None
         if isinstance(exchangeable, str) or any(isinstance(group, str) for group in exchangeable):
             raise EpviError(f'exchangeable is {exchangeable!r}: pass groups of names, as in [("weights", "centres")].')
         unknown = [name for name in fixed if name not in self._arguments and not self._takes_anything]
@@ -69,7 +69,7 @@ class Model:
 
         `log_prior(values) -> ()` and `log_likelihood(values, block) -> (n,)` take the parameters as a dict of
         constrained values; `parameters` gives their shapes and `supports` the NumPyro constraints of those that are
-        not real. The Jacobian of the constraints is added for you.
+        not real. The log-Jacobian of the constraints is added automatically.
         """
         return DensityModel(log_prior, log_likelihood, parameters, supports or {}, exchangeable)
 
@@ -81,12 +81,12 @@ class Model:
         return any(argument.kind is argument.VAR_KEYWORD for argument in self._arguments.values())
 
     def takes(self, name: str) -> bool:
-        """Whether a column of this name is an argument."""
+        """Whether the model has an argument of this name that is not fixed."""
         return name not in self.fixed and (name in self._named() or self._takes_anything)
 
     @property
     def optional(self) -> list[str]:
-        """The columns that rows may lack."""
+        """Names of the arguments that default to None, which the rows need not have."""
         return [name for name in self._named() if self._arguments[name].default is None]
 
     def _named(self) -> list[str]:
@@ -94,7 +94,7 @@ class Model:
         return [name for name, a in self._arguments.items() if name not in self.fixed and a.kind not in kinds]
 
     def columns(self, names: Sequence[str]) -> None:
-        """Refuse columns that are not arguments, and arguments that need a column and have none."""
+        """Refuse columns that are not arguments, and required arguments without a column."""
         takes = self._named()
         for name in names:
             if not self.takes(name):
@@ -113,7 +113,7 @@ class Model:
                 )
 
     def __getstate__(self) -> dict[str, Any]:
-        """Arguments are read from the function again, and so is what it is like."""
+        """Leave out the signature and the key of compiled programs, which the unpickled model computes anew."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_arguments", "_key")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -122,10 +122,10 @@ class Model:
             self._arguments = inspect.signature(self.function).parameters
 
     def shared_key(self) -> Hashable:
-        """What models that are alike have in common, as long as this one is what it was when it was first used.
+        """The key of this model's compiled programs, which models with equal content share.
 
-        A model that has changed since (a global that it refers to did) keeps what was compiled for it, as a user of one
-        `Model` expects, but for itself alone: parts of it may be those of one time, and parts of another.
+        If the model's content has changed since first use (a global that it refers to, say), it keeps its programs, as
+        a user of one `Model` expects, but no longer shares them: they may mix the old content with the new.
         """
         now = likeness(self.parts())
         if self._key is None:
@@ -137,11 +137,11 @@ class Model:
         return self._key
 
     def parts(self) -> tuple:
-        """All that makes it the model that it is."""
+        """Everything that defines the model, for its hash."""
         return self.function, self.fixed, self.exchangeable
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
-        """The target for rows with these columns; looks at the first rows only."""
+        """The target for rows with these columns; traces the model on the first rows."""
         self.columns(list(rows))
         found = inspect_model(self.function, self.fixed, rows, self.exchangeable)
         return Target(
@@ -157,7 +157,7 @@ class Model:
 
 
 class DensityModel(Model):
-    """A model made by `Model.from_log_density`."""
+    """A model given by a log prior and a log likelihood; made by `Model.from_log_density`."""
 
     def __init__(
         self,
@@ -185,19 +185,19 @@ class DensityModel(Model):
         self._space = Space(tuple(listed), tuple(tuple(group) for group in exchangeable))
 
     def takes(self, name: str) -> bool:
-        """Plain functions take the whole block."""
+        """Always: plain functions take the whole block of columns."""
         return True
 
     def columns(self, names: Sequence[str]) -> None:
-        """Nothing to refuse: plain functions take the whole block."""
+        """Accept all columns: plain functions take the whole block."""
 
     def parts(self) -> tuple:
-        """All that makes it the model that it is."""
+        """Everything that defines the model, for its hash."""
         declared = [(p.name, p.shape, p.support) for p in self._space.parameters]
         return self._prior, self._likelihood, declared, self._space.exchangeable
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
-        """The target for rows with these columns."""
+        """The target for rows with these columns; checks the shapes that the two functions give."""
         space = self._space
 
         def log_prior(theta: Any) -> Any:
@@ -224,7 +224,7 @@ class DensityModel(Model):
 
 
 def _declared(name: str, shape: Any, support: Any) -> Parameter:
-    """A parameter of a shape and a support that fit each other."""
+    """A declared parameter, after checking that its shape fits its support."""
     try:
         sizes = tuple(operator.index(size) for size in (shape if np.ndim(shape) else (shape,)))
         if isinstance(shape, str) or min(sizes, default=0) < 0:
@@ -236,7 +236,10 @@ def _declared(name: str, shape: Any, support: Any) -> Parameter:
         with jax.enable_x64(True), promotion_allowed():
             fits = parameter.transform(jnp.zeros(parameter.flat_shape)).shape == sizes
     except NotImplementedError:
-        raise EpviError(f"{name!r} lives in {support}, for which NumPyro has no bijection.") from None
+        raise EpviError(
+            f"{name!r} has the support {support}, for which NumPyro has no bijection: write it as a function of"
+            " parameters that have one."
+        ) from None
     except (TypeError, ValueError):
         fits = False
     if not fits:
@@ -245,7 +248,7 @@ def _declared(name: str, shape: Any, support: Any) -> Parameter:
 
 
 def _log_prior(function: Callable, found: Inspection, num_rows: int, theta: Any) -> Any:
-    """Σ log p over latent sites and over what does not depend on rows, with the Jacobian of the constraints."""
+    """The sum of log p over the prior sites, plus the log-Jacobian of the constraints."""
     example = {name: column[:num_rows] for name, column in found.example.items()}
     sites = found.sites(function, found.space.values(theta), example)
     terms = [jnp.sum(log_prob(sites.by_name[name], sites)) for name in found.prior_sites]
@@ -254,20 +257,20 @@ def _log_prior(function: Callable, found: Inspection, num_rows: int, theta: Any)
 
 
 def _log_likelihood(function: Callable, found: Inspection, theta: Any, block: Block) -> Any:
-    """Σ log p over the sites that depend on rows, one value per row."""
+    """The sum of log p over the likelihood sites, one value per row."""
     values = found.space.values(theta)
     return (found.per_row if found.table is None else found.summed_out)(function, values, block)
 
 
 def _log_joint(function: Callable, found: Inspection, theta: Any, block: Block, draw: Any) -> Any:
-    """The same for one combination of the rows' discrete values, chosen by numbers in (0, 1)."""
+    """The joint log density of each row and one combination of its discrete values, chosen by `draw` in (0, 1)."""
     assert found.table is not None
     which = (draw * len(next(iter(found.table.values())))).astype(int)
     return found.joint(function, found.space.values(theta), block, which)
 
 
 def _outside(function: Callable, found: Inspection, block: Block) -> dict[str, Any]:
-    """Rows with an observed value outside the support of its distribution, by column or site."""
+    """Mask of the rows with an observed value outside its distribution's support, by column or NumPyro site."""
     sites = found.sites(function, found.space.values(jnp.zeros(found.space.dim)), block)
     bad = {}
     for name, (label, axis) in found.supported.items():

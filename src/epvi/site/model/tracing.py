@@ -1,7 +1,7 @@
-"""Running a NumPyro model with given values, and what its sites depend on.
+"""Traces a NumPyro model with given latent values, and finds what its NumPyro sites depend on.
 
-Takes the user's function, its arguments and the values of its latent sites; gives NumPyro's record of every site.
-Plates give all their rows: subsampling is for optimisers that pick rows by themselves.
+Takes the user's function, its arguments and the values of its latent variables; gives NumPyro's trace. "Sites" in this
+module are NumPyro's. Subsampled plates are run in full: epvi takes care itself of which rows it uses.
 """
 
 import threading
@@ -20,23 +20,26 @@ from numpyro.primitives import Messenger
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 
+# NumPyro's record (message) of one site in a trace.
 Site = dict[str, Any]
 
-# NumPyro's stack of handlers is one for all threads: two models must not run at once.
+# NumPyro's stack of effect handlers is shared by all threads: only one model may run at a time.
 one_trace = threading.RLock()
 
 
 class ModelTrace(NamedTuple):
-    """The sites of one run, and by how much a plate that stands for more rows than it was given would scale them."""
+    """The trace of one run of a model."""
 
+    # NumPyro sites by name.
     by_name: dict[str, Site]
+    # Size over number of rows of each subsampled plate: the factor by which NumPyro scales log densities inside it.
     plate_scales: dict[str, float]
-    # The sizes that subsampled plates asked for.
+    # The subsample sizes that subsampled plates asked for.
     asked: dict[str, int]
 
 
 class _AllRows(Messenger):
-    """Plates in full; one that is told of `num_rows` rows out of a larger total is a plate of those rows."""
+    """Runs subsampled plates in full; one with a subsample of `num_rows` becomes a plate of the given rows."""
 
     def __init__(self, function: Callable, num_rows: int, of_rows: Collection[str] | None) -> None:
         super().__init__(function)
@@ -65,9 +68,10 @@ def run(
     num_rows: int,
     of_rows: Collection[str] | None,
 ) -> ModelTrace:
-    """Run the model with latent values chosen by `value_of` and record its sites.
+    """Run the model with latent values chosen by `value_of` and record its trace.
 
-    Only plates in `of_rows`, or any when it is not known yet, are plates of `num_rows` rows out of a larger total.
+    `of_rows` names the subsampled plates whose subsample is the `num_rows` given rows; None if not known yet, which
+    allows all of that subsample size.
     """
     with one_trace, promotion_allowed():
         seeded = handlers.seed(function, rng_seed=0)
@@ -76,12 +80,12 @@ def run(
 
 
 def given(values: Mapping[str, Any]) -> Callable[[Site], Any]:
-    """Latent sites have these values."""
+    """A `value_of` for `run` that looks latent values up by name."""
     return lambda site: values.get(site["name"]) if is_latent(site) else None
 
 
 def placed(site: Site) -> Any:
-    """A value inside the support of a latent site, found without drawing (improper priors cannot be drawn from)."""
+    """A `value_of` for `run`: a value inside the support, found without sampling (priors may be improper)."""
     if not is_latent(site):
         return None
     shape = site["fn"].shape(site["kwargs"].get("sample_shape", ()))
@@ -91,14 +95,14 @@ def placed(site: Site) -> Any:
         transform = biject_to(site["fn"].support)
     except NotImplementedError:
         raise EpviError(
-            f"parameter {site['name']!r} lives in {site['fn'].support}, for which NumPyro has no bijection from"
-            " unconstrained numbers: write it as a function of parameters that have one."
+            f"parameter {site['name']!r} has the support {site['fn'].support}, for which NumPyro has no bijection from"
+            " unconstrained space: write it as a function of parameters that have one."
         ) from None
     return transform(jnp.zeros(transform.inverse_shape(shape)))
 
 
 def filled(site: Site) -> Any:
-    """Zeros of a latent site's shape, where only shapes matter."""
+    """A `value_of` for `run`: zeros of the latent site's shape, where only shapes matter."""
     if not is_latent(site):
         return None
     shape = site["fn"].shape(site["kwargs"].get("sample_shape", ()))
@@ -106,7 +110,7 @@ def filled(site: Site) -> Any:
 
 
 def is_latent(site: Site) -> bool:
-    """Whether the site is a sample site without an observed value."""
+    """Whether the site is a sample statement without an observed value."""
     return site["type"] == "sample" and not site["is_observed"]
 
 
@@ -119,13 +123,13 @@ def is_factor(site: Site) -> bool:
 
 
 def is_discrete(site: Site) -> bool:
-    """Whether the values of the site are countable."""
+    """Whether the site's distribution has a discrete support."""
     support = site["fn"].support
     return support is not None and bool(support.is_discrete)
 
 
 def choices(site: Site) -> Any:
-    """The values that a discrete site can take, one per entry of the leading axis, each of the shape of one entry."""
+    """The support of a discrete site's base distribution, (number of values, *event shape)."""
     base = _single(site["fn"])
     if not base.has_enumerate_support:
         raise EpviError(
@@ -137,14 +141,14 @@ def choices(site: Site) -> Any:
 
 
 def _single(distribution: Any) -> Any:
-    """The distribution of one entry, where `expand`, `to_event` and `mask` made several of it."""
+    """The base distribution inside `expand`, `to_event` and `mask`."""
     while isinstance(distribution, ExpandedDistribution | Independent | MaskedDistribution):
         distribution = distribution.base_dist
     return distribution
 
 
 def log_prob(site: Site, sites: ModelTrace) -> Any:
-    """The site's log density as the model counts it: masked, scaled, one number per entry of its batch."""
+    """The site's log density with masks and scales, but without plates' subsampling scales; of its batch shape."""
     with promotion_allowed():
         intermediates = site.get("intermediates")
         extra = (intermediates,) if intermediates else ()
@@ -156,17 +160,17 @@ def log_prob(site: Site, sites: ModelTrace) -> Any:
 
 
 def depends(jaxpr: ClosedJaxpr, sources: Sequence[bool]) -> list[bool]:
-    """Which outputs of a program are computed from any of the marked inputs."""
+    """For each output of a jaxpr, whether it depends on any of the marked inputs."""
     reached = []
     for i in range(len(jaxpr.jaxpr.outvars)):
-        # What is left of the program when only this output is wanted, also inside of compiled parts and loops.
+        # Inputs that survive dead-code elimination for this output alone, which also looks inside jit and loops.
         _, used = partial_eval.dce_jaxpr(jaxpr.jaxpr, [i == j for j in range(len(jaxpr.jaxpr.outvars))])
         reached.append(any(a and b for a, b in zip(used, sources, strict=True)))
     return reached
 
 
 def trace_program(function: Callable, *arguments: Any) -> tuple[ClosedJaxpr, Any]:
-    """The program that JAX makes of the model, and the shapes of what it gives; or one sentence why it cannot."""
+    """The jaxpr of a function of the model, and the shapes of its results; tracing errors become an `EpviError`."""
     try:
         return jax.make_jaxpr(function, return_shape=True)(*arguments)
     except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
@@ -181,7 +185,7 @@ def trace_program(function: Callable, *arguments: Any) -> tuple[ClosedJaxpr, Any
 
 
 def failed(error: Exception) -> EpviError:
-    """What the user's own function raised, as one sentence."""
+    """An exception that the user's own function raised, as an `EpviError` of one line."""
     return EpviError(f"the model raised {type(error).__name__}: {_first_line(error)}")
 
 

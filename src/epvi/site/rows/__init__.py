@@ -1,1 +1,1 @@
-"""Rows: described, found, read in chunks, checked, coded and dealt to shards."""
+"""Reads rows: description, sources, chunks, validation, coding, and the split into shards."""

@@ -1,6 +1,7 @@
-"""One source column as it was read: what kind of values it has, which are missing, and what it is in numbers.
+"""The values ("cells") of one source column: their kind, which are missing, and conversion to numbers or level codes.
 
-Takes NumPy or Arrow arrays; gives NumPy arrays. What has a dictionary in Arrow is a category, whatever it is made of.
+Takes NumPy or Arrow arrays; gives NumPy arrays. An Arrow column of a dictionary type is categorical, whatever the type
+of its dictionary's values.
 """
 
 from collections.abc import Mapping
@@ -16,17 +17,19 @@ from epvi.site.rows.levels import level_key
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Numbers of any shape in NumPy, or anything else in Arrow: a `pyarrow.ChunkedArray` (not named, since it comes late).
+# A NumPy array of numbers, of any shape, or a `pyarrow.ChunkedArray` of anything else. The annotation does not name
+# Arrow's type because pyarrow is imported only when it is needed.
 Cells: TypeAlias = Any
 
-NUMBERS, TRUTHS, TEXT, DATES, NOTHING = "numbers", "truth values", "text", "dates or times", "no values"
+# Kinds of columns, as error messages name them.
+NUMBERS, BOOLEANS, TEXT, DATES, NOTHING = "numbers", "booleans", "text", "dates or times", "no values"
 CATEGORIES = "categories"
 
 
 def as_cells(name: str, values: Any) -> Cells:
-    """A column of a mapping or an archive: numbers stay NumPy's, all else becomes Arrow's, which knows what is missing.
+    """Convert a column of a mapping or an archive: numbers stay in NumPy, all else goes to Arrow, which has nulls.
 
-    Masked values are missing.
+    Masked values become nulls.
     """
     import pyarrow as pa
 
@@ -49,13 +52,13 @@ def as_cells(name: str, values: Any) -> Cells:
 
 
 def is_categorical(values: Any) -> bool:
-    """Whether an array or a Series of pandas, polars or Arrow is of a type with categories."""
+    """Whether a pandas, polars or Arrow column has a categorical dtype."""
     kind = getattr(values, "dtype", getattr(values, "type", None))
     return str(kind).startswith(("category", "Categorical", "Enum", "dictionary"))
 
 
 def needs_levels(values: Any) -> bool:
-    """Whether a column in memory has categories, or is text."""
+    """Whether a column in memory is categorical or text, and so can be used only with levels."""
     if is_categorical(values):
         return True
     kind = getattr(getattr(values, "dtype", None), "kind", "O")
@@ -71,12 +74,12 @@ def _as_arrow(name: str, values: Any, **options: Any) -> "pa.ChunkedArray":
         return pa.chunked_array([pa.array(values, **options)])
     except (pa.ArrowException, TypeError, ValueError):
         raise EpviError(
-            f"column {name!r} holds objects of several kinds: make it numbers, or text with levels."
+            f"column {name!r} holds objects of several kinds: convert it to numbers, or to text with levels."
         ) from None
 
 
 def plain_cells(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
-    """An Arrow column without views or extensions, with dictionaries that have none either."""
+    """Cast an Arrow column, and the dictionary of a categorical one, from view and extension types to plain types."""
     import pyarrow as pa
 
     kind = column.type
@@ -91,7 +94,7 @@ def plain_cells(column: "pa.ChunkedArray") -> "pa.ChunkedArray":
 
 
 def _plain_dictionary(chunk: "pa.DictionaryArray") -> "pa.DictionaryArray":
-    """The same with plain values, and without a row that points to a missing one."""
+    """Give the dictionary plain values; rows whose index points to a null or NaN entry become nulls."""
     import pyarrow as pa
 
     values = plain_cells(pa.chunked_array([chunk.dictionary])).combine_chunks()
@@ -103,15 +106,15 @@ def _plain_dictionary(chunk: "pa.DictionaryArray") -> "pa.DictionaryArray":
 
 
 def kind_of(cells: Cells) -> str:
-    """What the values are, in words for a sentence."""
+    """The kind of the values, as error messages name it."""
     if isinstance(cells, np.ndarray):
-        words = {"b": TRUTHS, "i": NUMBERS, "u": NUMBERS, "f": NUMBERS, "M": DATES, "m": DATES}
+        words = {"b": BOOLEANS, "i": NUMBERS, "u": NUMBERS, "f": NUMBERS, "M": DATES, "m": DATES}
         return words.get(cells.dtype.kind, str(cells.dtype))
     import pyarrow as pa
 
     asked = {
         CATEGORIES: pa.types.is_dictionary,
-        TRUTHS: pa.types.is_boolean,
+        BOOLEANS: pa.types.is_boolean,
         NUMBERS: lambda kind: pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind),
         TEXT: pa.types.is_large_string,
         DATES: pa.types.is_temporal,
@@ -122,14 +125,14 @@ def kind_of(cells: Cells) -> str:
 
 
 def row_shape(cells: Cells) -> tuple[int, ...] | None:
-    """The shape of a row's entry, () in a plain column; None for a single value without rows."""
+    """The shape of one row's entry: () in a one-dimensional column, None for a scalar, which has no rows."""
     if isinstance(cells, np.ndarray):
         return cells.shape[1:] if cells.ndim else None
     return ()
 
 
 def is_float32(cells: Cells) -> bool:
-    """Whether float32 holds the values as they are."""
+    """Whether the dtype is float32 or narrower, so that float32 holds all values exactly."""
     if isinstance(cells, np.ndarray):
         return cells.dtype.kind == "f" and cells.dtype.itemsize <= 4
     import pyarrow as pa
@@ -138,21 +141,21 @@ def is_float32(cells: Cells) -> bool:
 
 
 def is_float(cells: "pa.ChunkedArray") -> bool:
-    """Whether an Arrow column may hold NaN."""
+    """Whether an Arrow column has a floating-point type, which may hold NaN."""
     import pyarrow as pa
 
     return pa.types.is_floating(cells.type)
 
 
 def missing(cells: Cells) -> np.ndarray | None:
-    """Which rows have no value: Arrow's nulls and NaN; None when all have one."""
+    """A mask of the rows without a value (null, NaN or NaT); None when every row has one."""
     if not isinstance(cells, np.ndarray) and not cells.null_count and is_float(cells):
         cells = cells.to_numpy()
     if isinstance(cells, np.ndarray):
         if cells.dtype.kind in "Mm":
             found = np.isnat(cells)
             return found if found.any() else None
-        # The sum is NaN when any entry is (or infinities of both signs); only then are the entries looked at.
+        # One cheap pass first: the sum is NaN if any entry is (or if infinities cancel).
         with np.errstate(over="ignore", invalid="ignore"):
             if cells.dtype.kind != "f" or not np.isnan(np.sum(cells)):
                 return None
@@ -165,7 +168,7 @@ def missing(cells: Cells) -> np.ndarray | None:
 
 
 def kept(cells: Cells, keep: np.ndarray | None) -> Cells:
-    """The rows to keep, all for None."""
+    """Filter the rows by a mask; None keeps all."""
     if keep is None:
         return cells
     if isinstance(cells, np.ndarray):
@@ -176,7 +179,7 @@ def kept(cells: Cells, keep: np.ndarray | None) -> Cells:
 
 
 def numbers(cells: Cells) -> np.ndarray:
-    """Cells without missing values in NumPy, without a copy where Arrow holds them in one piece."""
+    """Cells without missing values as a NumPy array, without a copy where Arrow holds them in one chunk."""
     array = cells if isinstance(cells, np.ndarray) else _without_decimals(cells).to_numpy()
     if array.dtype.kind == "f":
         return array.astype(np.float32 if array.dtype.itemsize <= 4 else np.float64, copy=False)
@@ -190,22 +193,24 @@ def _without_decimals(cells: "pa.ChunkedArray") -> "pa.ChunkedArray":
 
 
 def first_inexact(cells: Cells) -> Any:
-    """The first number of which float64 would lose digits, None if there is none; for cells without missing values."""
+    """The first number that float64 cannot hold exactly, or None; for cells without missing values.
+
+    Decimals count only from 2^53 on: the 17th digit of a measurement may be rounded, a digit of an identifier may not.
+    """
     import pyarrow as pa
 
     if not isinstance(cells, np.ndarray) and pa.types.is_decimal(cells.type):
-        # Digits beyond the sixteenth of a measurement are rounded, as they are in every file; a code's are not.
-        return numerals.first_shortened(cells, least=numerals.EXACT)
+        return numerals.first_inexact_decimal(cells, least=numerals.EXACT)
     return numerals.first_inexact(numbers(cells))
 
 
 def unchanged(cells: Cells) -> np.ndarray:
-    """The values as they are in NumPy, text without spaces around it."""
+    """The values in NumPy without coding or conversion to numbers; text is stripped of surrounding whitespace."""
     import pyarrow as pa
 
     if isinstance(cells, np.ndarray):
         return cells
-    if pa.types.is_decimal(cells.type) and numerals.first_shortened(cells) is None:
+    if pa.types.is_decimal(cells.type) and numerals.first_inexact_decimal(cells) is None:
         return _without_decimals(cells).to_numpy()
     if pa.types.is_dictionary(cells.type):
         cells = cells.cast(cells.type.value_type)
@@ -219,7 +224,7 @@ def unchanged(cells: Cells) -> np.ndarray:
 
 
 def codes(cells: Cells, levels: Mapping[float | str, int]) -> tuple[np.ndarray, Any]:
-    """The number of every row's level, and None; or what there is and the first value that is not among the levels."""
+    """The level code of every row, and None; or the codes up to the first unknown level, and that value."""
     import pyarrow as pa
 
     column = pa.chunked_array([pa.array(cells)]) if isinstance(cells, np.ndarray) else cells
@@ -228,7 +233,7 @@ def codes(cells: Cells, levels: Mapping[float | str, int]) -> tuple[np.ndarray, 
     for chunk in column.dictionary_encode().chunks:
         indices = chunk.indices.to_numpy()
         table = np.full(len(chunk.dictionary), -1)
-        # A dictionary may have values that no row has.
+        # A dictionary may have entries that no row uses: those need not be levels.
         for i in np.unique(indices).tolist():
             value = chunk.dictionary[i].as_py()
             table[i] = levels.get(_key(value, numeric), -1)
@@ -244,18 +249,18 @@ def _key(value: Any, numeric: bool) -> Any:
 
 
 def categories(cells: "pa.ChunkedArray") -> list[Any] | None:
-    """The categories that the column's own type has, in order; None where its pieces have them in several orders."""
+    """The categories of a categorical column, in order; None for an ordered one whose chunks disagree on the order."""
     if cells.type.ordered and any(chunk.dictionary != cells.chunk(0).dictionary for chunk in cells.chunks):
         return None
     listed = {repr(value): value for chunk in cells.chunks for value in chunk.dictionary.to_pylist()}
     return [value for value in listed.values() if value is not None and value == value]
 
 
-def look(cells: "pa.ChunkedArray", found: numerals.Look) -> None:
-    """Add what text or categories look like to what was found."""
+def profile_text(cells: "pa.ChunkedArray", profile: numerals.TextProfile) -> None:
+    """Add the values of a text or categorical column, with their counts, to its profile."""
     for chunk in cells.dictionary_encode().chunks:
         counts = np.bincount(chunk.indices.drop_null().to_numpy(), minlength=len(chunk.dictionary))
         values = chunk.dictionary.to_pylist()
-        found.add(values, counts.tolist())
+        profile.add(values, counts.tolist())
         nameless = (value for value, count in zip(values, counts, strict=True) if count and level_key(value) is None)
-        found.nameless = next(nameless, found.nameless)
+        profile.nameless = next(nameless, profile.nameless)

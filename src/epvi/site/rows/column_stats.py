@@ -1,7 +1,7 @@
-"""What a site tells of its columns before anybody fits: counts, means and standard deviations, and nothing else.
+"""Computes the counts, means and standard deviations of a site's columns, which is all that it discloses before a fit.
 
-Takes rows; gives `Stats`, one chunk of rows at a time. Pooled over the sites, they give the constants that all
-standardise with.
+Takes rows, one chunk at a time; gives `Stats`. Pooled over sites, these give the centres and scales with which all
+sites standardise.
 """
 
 from collections.abc import Sequence
@@ -22,12 +22,13 @@ from epvi.site.rows.running_stats import RunningStats
 from epvi.wire.column_stats import ColumnStats, Stats, pool
 
 
+# `min_rows` defaults to 10 values: judgement, of the order of the minimum cell counts of published health statistics.
 def column_stats(rows: Any, names: Sequence[str] | None = None, *, min_rows: int = 10) -> Stats:
-    """Statistics of source columns of numbers, in the units of the source.
+    """Statistics of numeric source columns, in the units of the source.
 
-    Without `names`: of all columns of numbers that the rows are made of. Rows that `Rows(..., drop_missing=True)`
-    leaves out do not count; otherwise only a column's own missing values do not. Columns with fewer than `min_rows`
-    values are refused, since their statistics would tell of single rows.
+    Without `names`: of all numeric columns that the rows use. With `Rows(..., drop_missing=True)` only complete rows
+    count; otherwise each column leaves out its own missing values. A column with fewer than `min_rows` values is
+    refused, since its statistics would disclose individual rows.
     """
     rows = rows if isinstance(rows, Rows) else Rows(rows)
     min_rows = at_least("min_rows", min_rows, 2)
@@ -45,7 +46,7 @@ def column_stats(rows: Any, names: Sequence[str] | None = None, *, min_rows: int
 
 
 def _of_part(part: TablePart, rows: Rows, chosen: list[str], used: list[str], strict: bool) -> dict[str, ColumnStats]:
-    """The chosen columns of one file; when not `strict`, only those of numbers."""
+    """Statistics of the chosen columns of one file; if not `strict`, columns that are not numeric are skipped."""
     wanted = list(dict.fromkeys([*chosen, *used]))
     unknown = part.lacks(wanted)
     if unknown:
@@ -57,7 +58,7 @@ def _of_part(part: TablePart, rows: Rows, chosen: list[str], used: list[str], st
     for name in numeric:
         if cells.row_shape(reading.empty[name]) != ():
             raise EpviError(f"column {name!r} of {part.said} is a matrix: statistics are of single columns.")
-    reading.refuse_odd([name for name in numeric if cells.kind_of(reading.empty[name]) == cells.NUMBERS])
+    reading.refuse_misread([name for name in numeric if cells.kind_of(reading.empty[name]) == cells.NUMBERS])
     checks = {name: Check(name, part, rows.limits.get(name)) for name in numeric}
     tallies = {name: RunningStats(name) for name in numeric}
     missing = dict.fromkeys(numeric, 0)
@@ -96,7 +97,7 @@ def _joined(name: str, columns: list[ColumnStats], min_rows: int) -> ColumnStats
     if count < min_rows:
         raise EpviError(
             f"column {name!r} has {count:,} value{'s' if count != 1 else ''}, fewer than {min_rows}: its statistics"
-            " would tell of single rows, so they are not given."
+            " would disclose individual rows, so they are not given."
         )
     one = pool(filled).columns[name]
     return ColumnStats(one.count, sum(column.missing for column in columns), one.mean, one.rest, one.sd)

@@ -1,4 +1,4 @@
-"""Rows as columns: a mapping of arrays with one leading axis -> checked NumPy columns, in memory or in files."""
+"""Validates a mapping of arrays as columns of finite numbers with one row axis, and memory-maps columns from files."""
 
 import mmap
 from pathlib import Path
@@ -14,7 +14,7 @@ Columns = dict[str, np.ndarray]
 
 
 def as_columns(rows: Any, what: str = "rows") -> Columns:
-    """Columns of finite numbers, all of one length."""
+    """Check that all columns hold finite numbers and have the same length."""
     columns = {name: _column(name, column) for name, column in raw_columns(rows, what).items()}
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -26,7 +26,7 @@ def as_columns(rows: Any, what: str = "rows") -> Columns:
 
 
 def raw_columns(rows: Any, what: str = "rows") -> dict[str, Any]:
-    """The columns by name, unchecked; anything with `keys` and `[]`, so that data frames work too."""
+    """The columns by name, with unchecked values, of anything that has `keys` and `[]`, such as a data frame."""
     if not hasattr(rows, "keys") and hasattr(rows, "collect"):
         raise EpviError(f"{what} is a {type(rows).__name__}: pass what its collect() gives, or write it to Parquet.")
     if not hasattr(rows, "keys") or not hasattr(rows, "__getitem__"):
@@ -41,7 +41,7 @@ def raw_columns(rows: Any, what: str = "rows") -> dict[str, Any]:
 
 
 def plain_array(name: str, values: Any) -> np.ndarray:
-    """The values as a plain array in this machine's byte order."""
+    """The values as an unmasked NumPy array in native byte order."""
     masked = int(np.ma.count_masked(values)) if isinstance(values, np.ma.MaskedArray) else 0
     if masked:
         raise EpviError(f"column {name!r} has {masked:,} masked values: remove those rows or fill them in.")
@@ -67,7 +67,7 @@ def _column(name: str, values: Any) -> np.ndarray:
         raise EpviError(f"column {name!r} has the number {large}, {TOO_LARGE}.")
     if column.dtype.kind == "f":
         column = column.astype(np.float32 if column.dtype.itemsize <= 4 else np.float64, copy=False)
-        # The sum is finite when every entry is; only when it is not are the entries looked at.
+        # One cheap pass first: if the sum is finite, so is every entry.
         with np.errstate(over="ignore", invalid="ignore"):
             finite = np.isfinite(np.sum(column))
         if not finite and (bad := column.size - int(np.count_nonzero(np.isfinite(column)))):
@@ -76,7 +76,7 @@ def _column(name: str, values: Any) -> np.ndarray:
 
 
 def constant_columns(columns: Columns) -> list[str]:
-    """Names of the columns, or columns of matrices, that have the same value in every row."""
+    """Names of the columns, and of columns of matrices, that have the same value in every row."""
     found = []
     for name, column in columns.items():
         flat = column.reshape(len(column), -1)
@@ -86,22 +86,22 @@ def constant_columns(columns: Columns) -> list[str]:
 
 
 def generator(key: jax.Array) -> np.random.Generator:
-    """NumPy's generator for a JAX key: draws on the host that are the same on every machine."""
+    """A NumPy generator seeded by a JAX key, for draws on the host that are the same on every machine."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
 
 
 class RowsFile(mmap.mmap):
-    """A file of rows that is mapped to be read: what was read of it can be let go, and is there again when needed."""
+    """A read-only memory map of a file of rows, whose pages `let_go` may release; they are read again on access."""
 
 
 def map_rows(file: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """A column that lies in a file as plain numbers."""
+    """Memory-map a file of raw numbers as a column."""
     with open(file, "rb") as opened:
         return np.ndarray(shape, dtype, RowsFile(opened.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def let_go(columns: Columns, start: int, stop: int) -> None:
-    """Give back the memory of rows that were read from their files; of others nothing is given back."""
+    """Release the resident pages of these rows of columns mapped by `map_rows`; other columns are left alone."""
     for column in columns.values():
         file = column
         while file is not None and not isinstance(file, RowsFile):
@@ -109,7 +109,7 @@ def let_go(columns: Columns, start: int, stop: int) -> None:
         if file is None or not hasattr(file, "madvise"):
             continue
         begin, width = column.ctypes.data - np.frombuffer(file, np.uint8).ctypes.data, column.strides[0]
-        # Pages that hold other rows as well stay.
+        # Only whole pages: those at the ends hold other rows as well.
         first = -(-(begin + start * width) // mmap.PAGESIZE) * mmap.PAGESIZE
         last = (begin + min(stop, len(column)) * width) // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first:

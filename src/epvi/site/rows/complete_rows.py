@@ -1,6 +1,6 @@
-"""Source columns from all files of a source: complete rows in chunks, as numbers and codes.
+"""Reads the complete rows of all files of a source in chunks, as numbers and level codes.
 
-Takes the parts of a source and the columns' names; gives `CompleteRows`. Errors name whole files, not chunks.
+Takes the parts of a source and column names; gives `CompleteRows`. Errors count the faults of a whole file.
 """
 
 import dataclasses
@@ -15,26 +15,34 @@ from epvi.site.rows.cells import Cells
 from epvi.site.rows.checks import Check
 from epvi.site.rows.chunks import Reading, TablePart
 from epvi.site.rows.locate import few, unknown_column
-from epvi.site.rows.numerals import Look
+from epvi.site.rows.numerals import TextProfile
 
 
 @dataclasses.dataclass(frozen=True)
 class AskedColumns:
-    """Source columns to be made numbers or codes of levels: `codes` are these, `names` the levels' names."""
+    """Which source columns to read, and how to convert them."""
 
+    # Names of the source columns.
     columns: list[str]
+    # Level -> code, for each categorical column; the other columns are numbers.
     codes: Mapping[str, Mapping[Any, int]]
+    # Names of the levels, for each column that has levels.
     names: Mapping[str, tuple[str, ...]]
+    # Lowest and highest value allowed, for columns that have limits.
     limits: Mapping[str, tuple[float, float]]
+    # Whether rows with a missing value are dropped; otherwise they are an error.
     drop_missing: bool
 
 
 @dataclasses.dataclass
 class CompleteRows:
-    """Columns of several parts that have the same kinds in all; how many rows were dropped is known after `rows`."""
+    """Columns of one or more parts, each of the same kind in all parts."""
 
+    # One part per file.
     parts: list[TablePart]
+    # The columns of each part, ready to be read.
     readings: list[Reading]
+    # Number of rows dropped for missing values; set when `rows` is exhausted.
     dropped: int = 0
 
     @property
@@ -43,49 +51,56 @@ class CompleteRows:
         return sum(reading.num_rows for reading in self.readings)
 
     def row_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a row's entry."""
+        """The shape of one row's entry."""
         shapes = [cells.row_shape(piece) or () for piece in self._pieces(name)]
         return next(iter(shapes), ())
 
     def dtype(self, name: str) -> np.dtype:
-        """What holds the numbers of all parts."""
-        pieces = [piece for piece in self._pieces(name) if cells.kind_of(piece) in (cells.NUMBERS, cells.TRUTHS)]
+        """The NumPy dtype to which the numbers of all parts promote."""
+        pieces = [piece for piece in self._pieces(name) if cells.kind_of(piece) in (cells.NUMBERS, cells.BOOLEANS)]
         return np.result_type(*[cells.numbers(piece).dtype for piece in pieces]) if pieces else np.dtype(np.float64)
 
     def is_float32(self, name: str) -> bool:
-        """Whether float32 holds the values of all parts as they are."""
+        """Whether the column is float32 or narrower in all parts."""
         return all(cells.is_float32(reading.empty[name]) for reading in self.readings)
 
     def kind(self, name: str) -> str:
-        """What the values are in all parts."""
+        """The kind of the column's values, as `cells.kind_of` names it."""
         return cells.kind_of(self._pieces(name)[0])
 
     def categories(self, name: str) -> list[Any] | None:
-        """The categories in order, where the rows are one table whose own type has them."""
+        """The ordered categories of the column's dtype, if the source is a single table that has them."""
         return self.readings[0].categories(name) if len(self.readings) == 1 else None
 
-    def refuse_odd(self, names: Sequence[str]) -> None:
-        """Refuse numbers whose text means something else."""
+    def refuse_misread(self, names: Sequence[str]) -> None:
+        """Refuse columns parsed as numbers whose text means something else, such as hexadecimal codes."""
         for reading in self.readings:
-            reading.refuse_odd([name for name in names if cells.kind_of(reading.empty[name]) == cells.NUMBERS])
+            reading.refuse_misread([name for name in names if cells.kind_of(reading.empty[name]) == cells.NUMBERS])
 
     def held(self, name: str) -> np.ndarray | None:
-        """The column, when it is one array already."""
+        """The column without a copy, if the source holds it as one array."""
         return self.readings[0].held.get(name) if len(self.readings) == 1 else None
 
     def _pieces(self, name: str) -> list[Cells]:
         return [reading.empty[name] for reading in self.readings if reading.num_rows] or [self.readings[0].empty[name]]
 
     def rows(self, asked: AskedColumns) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Cells]]]:
-        """Chunks of complete rows: what was asked for, and all columns as they are; faults are said in the end."""
+        """Chunks of complete rows: the converted columns, and all columns as they were read.
+
+        After the first fault no more chunks are given, but all rows are read, so that the error can count all faults.
+        """
         checks: list[Check] = []
-        # Levels are those of all parts, other faults those of one.
+        # The levels found are collected over all parts; other faults are counted part by part.
         found: dict[str, dict[str, bool]] = {name: {} for name in asked.columns}
         kept_rows, is_fine = 0, True
         for part, reading in zip(self.parts, self.readings, strict=True):
             of_part = {
                 name: Check(
-                    name, part, asked.limits.get(name), asked.names.get(name, ()), look=Look(levels=found[name])
+                    name,
+                    part,
+                    asked.limits.get(name),
+                    asked.names.get(name, ()),
+                    profile=TextProfile(levels=found[name]),
                 )
                 for name in asked.columns
             }
@@ -116,7 +131,7 @@ class CompleteRows:
 
 
 def open_columns(parts: list[TablePart], wanted: list[str], coded: Mapping[str, Mapping[Any, int]]) -> CompleteRows:
-    """Get columns of every part ready to be read; `coded` columns have levels."""
+    """Prepare the wanted columns of every part for reading; `coded` columns have levels (level -> code)."""
     text = [name for name in wanted if any(isinstance(level, str) for level in coded.get(name, ()))]
     readings = []
     for part in parts:
@@ -135,7 +150,7 @@ def open_columns(parts: list[TablePart], wanted: list[str], coded: Mapping[str, 
 
 
 def refuse_lengths(part: TablePart, reading: Reading) -> None:
-    """Refuse single values, and columns of different lengths."""
+    """Refuse scalars, and columns of different lengths."""
     single = [name for name, length in reading.lengths.items() if length is None]
     if single:
         raise EpviError(f"column {single[0]!r} of {part.said} is a single value: it needs one per row.")
@@ -157,7 +172,7 @@ def _refuse_kinds(name: str, parts: list[TablePart], pieces: list[Cells]) -> Non
 
 
 def _complete(part: TablePart, reading: Reading, drop: bool) -> Iterator[dict[str, Cells]]:
-    """Chunks of the rows that have all their values; rows that lack one are refused in the end unless dropped."""
+    """Chunks of the rows without missing values; unless `drop`, missing values are an error once all are counted."""
     lacking, num_rows = dict.fromkeys(reading.lengths, 0), 0
     for chunk in reading.chunks():
         num_rows += len(next(iter(chunk.values())))

@@ -1,7 +1,7 @@
-"""Levels: the categories of a column, in order, and what makes two of them the same.
+"""Categorical levels: the ordered categories of a column, their names, and when two values are the same level.
 
-Takes what a user declares, what a column's own type says, or what a fit has told; gives the levels' keys, by which
-values are found, and their names.
+Takes levels that a user declares, the categories of a column's dtype, or the level names of a fit; gives the levels'
+keys (the values that are looked up) and names.
 """
 
 import dataclasses
@@ -15,23 +15,24 @@ import numpy as np
 from epvi.ground.errors import EpviError
 from epvi.site.rows.numerals import EXACT, MISSING, is_plain
 
+# Levels in order, all text or all numbers; a level's code is its position.
 Keys: TypeAlias = tuple[str | float, ...]
 
-# Of truth values the indicator of the second level is the number itself.
-TRUTH_LEVELS: Keys = (0.0, 1.0)
+# Levels of a boolean column. The indicator of the second level equals the value, so booleans need no coding.
+BOOLEAN_LEVELS: Keys = (0.0, 1.0)
 
 
 def level_key(value: Any) -> float | str | None:
-    """What makes two levels the same: the number, or the text without spaces around it; None of anything else."""
+    """The level that a value stands for: a number, or text without surrounding whitespace; None for anything else."""
     if isinstance(value, str):
         return value.strip()
     is_number = isinstance(value, bool | int | float | decimal.Decimal | np.number | np.bool_)
-    # Of a whole number that float64 would round, no level is the same.
+    # An integer that float64 would round has no key: it could equal the key of another level.
     return float(value) if is_number and (value != value or float(value) == value or abs(value) < EXACT) else None
 
 
 def as_levels(name: str, value: Any, what: str = "levels") -> Keys:
-    """Levels that were declared, checked."""
+    """Check declared levels: at least two, all text or all finite numbers, distinct, none a word for missing."""
     levels = list(value) if isinstance(value, list | tuple) or hasattr(value, "tolist") else []
     keys = [level_key(level) for level in levels]
     kinds = {type(key) for key in keys}
@@ -48,11 +49,11 @@ def as_levels(name: str, value: Any, what: str = "levels") -> Keys:
 
 
 def own_levels(name: str, categories: Sequence[Any]) -> Keys:
-    """The categories of a column's own type as levels, in their order."""
+    """The categories of a column's categorical dtype as levels, in their order."""
     said = f"column {name!r}"
     if any(level_key(value) is None for value in categories):
         raise EpviError(
-            f"{said} has categories that are neither text nor plain numbers: make them text first, as in"
+            f"{said} has categories that are neither text nor plain numbers: convert them to text first, as in"
             f" frame[{name!r}].cat.rename_categories(str)."
         )
     if len(categories) < 2:
@@ -60,21 +61,21 @@ def own_levels(name: str, categories: Sequence[Any]) -> Keys:
     return as_levels(name, list(categories), "categories")
 
 
-def named_levels(names: Sequence[str]) -> Keys:
-    """Levels by their names, as a fit tells them: numbers where all names are those of numbers."""
+def levels_from_names(names: Sequence[str]) -> Keys:
+    """Levels from the names stored in a fit: numbers if every name is the name of a number, otherwise text."""
     numbers = [float(name) if is_plain(name) else math.nan for name in names]
-    if all(map(math.isfinite, numbers)) and [said_level(number) for number in numbers] == list(names):
+    if all(map(math.isfinite, numbers)) and [level_name(number) for number in numbers] == list(names):
         return tuple(numbers)
     return tuple(names)
 
 
-def numbered(keys: Keys) -> dict[str | float, int]:
-    """The codes of levels."""
+def level_codes(keys: Keys) -> dict[str | float, int]:
+    """Level -> code: 0, 1, 2, ... in the order of the levels."""
     return {key: i for i, key in enumerate(keys)}
 
 
-def said_level(level: str | float) -> str:
-    """A level as a name: 2 for 2.0."""
+def level_name(level: str | float) -> str:
+    """The name of a level; that of the number 2.0 is "2"."""
     if isinstance(level, str):
         return level
     return str(int(level)) if level == int(level) else repr(level)
@@ -82,13 +83,15 @@ def said_level(level: str | float) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Undeclared:
-    """What categories become whose levels nobody declared: refused, their own levels, or those of a fit.
+    """How to treat categorical columns without declared levels: refuse them, or use the dtype's levels or a fit's.
 
-    Shards must have the same levels: a site alone cannot take its `own`, all rows in one place can. `fitted` are the
-    levels' names by column; None where there is no fit.
+    All shards must have the same levels, so the categories of one site's dtype will not do; those of a table that is
+    then split into shards will.
     """
 
+    # Whether to use the categories of the column's dtype.
     own: bool = False
+    # Level names of a fit by column; None when there is no fit.
     fitted: Mapping[str, tuple[str, ...]] | None = None
 
 

@@ -1,7 +1,7 @@
-"""Where rows lie: files, data frames or mappings.
+"""Resolves a source of rows into its parts.
 
-Takes a path, a glob, a folder of Parquet files, a list of paths, a data frame or a mapping of arrays; gives its parts,
-one per file, in order.
+Takes a path, a glob, a folder of Parquet files, a list of paths, a data frame or a mapping of arrays; gives one
+`TablePart` per file, in order, or one for data in memory.
 """
 
 import difflib
@@ -13,23 +13,23 @@ from typing import Any
 
 from epvi.ground.errors import EpviError
 from epvi.site.rows.cells import as_cells
-from epvi.site.rows.chunks import Reading, TablePart, first_twice, read_held
+from epvi.site.rows.chunks import Reading, TablePart, first_duplicate, read_held
 from epvi.site.rows.columns import raw_columns
 from epvi.site.rows.formats import open_files
 
 
 def is_path(source: Any) -> bool:
-    """Whether the source names files: a path, or a list of nothing but paths."""
+    """Whether the source is a path or a non-empty list of paths."""
     if isinstance(source, list | tuple):
         return bool(source) and all(isinstance(path, str | os.PathLike) for path in source)
     return isinstance(source, str | os.PathLike)
 
 
 def open_source(source: Any) -> list[TablePart]:
-    """The parts of a source; a part reads its columns when it is asked to."""
+    """Open the parts of a source; columns are read later, by `TablePart.read`."""
     if is_path(source):
         paths = [path for one in (source if isinstance(source, list | tuple) else [source]) for path in _found(one)]
-        twice = first_twice(paths)
+        twice = first_duplicate(paths)
         if twice is not None:
             raise EpviError(f"file {str(twice)!r} is named twice: its rows would count twice.")
         return open_files(paths)
@@ -44,7 +44,7 @@ def open_source(source: Any) -> list[TablePart]:
 
 
 def _found(path: Any) -> list[Path]:
-    """The file, or the files that a glob matches, sorted; of a folder its Parquet files, if it has any."""
+    """The file, or the sorted files that a glob matches; a folder stands for its Parquet files, if it has any."""
     path = Path(path).expanduser()
     try:
         if path.exists() or not glob.has_magic(str(path)):
@@ -63,7 +63,7 @@ def _in_folder(path: Path) -> list[Path]:
 
 
 def _open_frame(frame: Any) -> TablePart:
-    # Only a frame's own columns: pandas would give its index too. A frame without keys is Arrow's, or gives a view.
+    # By its keys, because pandas would export its index as well; frames without keys (Arrow's) are converted whole.
     has_keys = hasattr(frame, "keys")
     table = None if has_keys else _as_arrow(frame)
     names = list(frame.keys()) if table is None else table.column_names
@@ -94,7 +94,7 @@ def _as_arrow(frame: Any) -> Any:
 
 
 def _mixed(frame: Any, names: Sequence[str]) -> list[str]:
-    """The first column that Arrow cannot take, if it is one."""
+    """The first column that Arrow cannot convert by itself, as a list; empty if each converts."""
     for name in names:
         try:
             _as_arrow(frame[[name]])
@@ -104,7 +104,8 @@ def _mixed(frame: Any, names: Sequence[str]) -> list[str]:
 
 
 def unknown_column(name: str, part: TablePart) -> EpviError:
-    """That a part has no such column, with the nearest names and those there are."""
+    """The error for a missing column; suggests similar names and lists those that exist."""
+    # The cutoff 0.6 is difflib's own default.
     near = difflib.get_close_matches(name, part.names, n=2, cutoff=0.6)
     near += [other for other in part.names if other.lower() == name.lower() and other not in near]
     meant = f" Did you mean {' or '.join(repr(one[:40]) for one in near[:2])}?" if near else ""
@@ -112,7 +113,10 @@ def unknown_column(name: str, part: TablePart) -> EpviError:
 
 
 def few(names: Sequence[str], most: int = 8) -> str:
-    """At most so many names, for a sentence."""
+    """The first `most` names for an error message, each cut to 24 characters.
+
+    8 names of at most 24 characters keep the list below 210 characters: judgement.
+    """
     plain = [" ".join(name.split()) for name in names[:most]]
     listed = ", ".join(name if len(name) <= 24 else name[:22] + "..." for name in plain)
     return listed + (f" and {len(names) - most:,} more" if len(names) > most else "")

@@ -1,6 +1,6 @@
-"""Numbers as text says them, and numbers of which float64 would lose digits.
+"""Recognises numbers written as text, and numbers that float64 cannot hold exactly.
 
-Takes text or numbers as they were read; gives what cannot be taken for a number without a change of meaning.
+Takes text or numbers as they were read; finds those that would change their meaning as float64 numbers.
 """
 
 import dataclasses
@@ -13,21 +13,24 @@ import numpy as np
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# Words that stand for a value that is not there.
+# Words in text that stand for a missing value.
 MISSING = ("", "NA", "NaN", "nan", "null", "?")
-# float64 holds every whole number up to here, and not the next one.
+# float64 has a 53-bit significand: it holds every integer up to 2^53 exactly, but not 2^53 + 1.
 EXACT = 2**53
 _NUMBER = r"\s*[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
 _HEXADECIMAL = r"\s*[+-]?0[xX][0-9a-fA-F]+\s*"
+# Leading zeros, as in postal codes.
 _PADDED = r"\s*[+-]?0[0-9]+\s*"
+# Integers that may exceed 2^53, which has 16 digits.
 _LONG = r"\s*[+-]?[0-9]{16,}(\.0*)?\s*"
-# Decimals of so many digits come back from float64 as they were.
+# Decimals of up to 15 significant digits survive the conversion to float64 and back (DBL_DIG of IEEE 754 binary64).
 _SURE_DIGITS = 15
-# So many levels are told apart where levels are counted: a column of free text would take too much memory.
+# Most distinct levels that are counted for an error message, which keeps a column of free text from filling memory.
+# Judgement: nobody declares as many levels.
 MOST_LEVELS = 10_000
 
-# What text may be that was to be numbers, when all of it that is no number looks alike: the pattern and the remedy.
-_ALIKE = {
+# Patterns of text that was meant as numbers -> the remedy, given when all values that are not numbers match.
+_NEAR_NUMBERS = {
     r"\s*[+-]?[0-9]+([.,'_ ][0-9]{3})*([.,][0-9]+)?\s*": (
         "write numbers with a decimal point and without thousands separators"
     ),
@@ -37,7 +40,7 @@ _ALIKE = {
 
 
 def is_plain(text: str) -> bool:
-    """Whether text is a decimal number and nothing else that it could mean: no code with zeros before it."""
+    """Whether text is a decimal number without leading zeros, which would make it a code."""
     return bool(re.fullmatch(_NUMBER, text)) and not re.fullmatch(_PADDED, text)
 
 
@@ -47,7 +50,7 @@ def is_number(text: str) -> bool:
 
 
 def first_inexact(values: np.ndarray) -> int | None:
-    """The first whole number that is too large for float64, None if there is none."""
+    """The first integer beyond ±2^53, which float64 may not hold exactly; None if there is none."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 8 or not values.size:
         return None
     if values.max() <= EXACT and values.min() >= -EXACT:
@@ -56,14 +59,14 @@ def first_inexact(values: np.ndarray) -> int | None:
 
 
 def _compute() -> Any:
-    """Arrow's functions on arrays, which it makes when it is loaded: no checker of types knows them."""
+    """`pyarrow.compute`, untyped: its functions are generated at import, so type checkers do not know them."""
     import pyarrow.compute
 
     return pyarrow.compute
 
 
-def first_shortened(column: "pa.ChunkedArray", least: int = 0) -> decimal.Decimal | None:
-    """The first decimal number, of those of at least this size, of which float64 loses digits, or None."""
+def first_inexact_decimal(column: "pa.ChunkedArray", least: int = 0) -> decimal.Decimal | None:
+    """The first decimal of magnitude at least `least` that float64 cannot hold exactly, or None."""
     import pyarrow as pa
 
     pc = _compute()
@@ -75,8 +78,8 @@ def first_shortened(column: "pa.ChunkedArray", least: int = 0) -> decimal.Decima
     return next((one for one in large if decimal.Decimal(repr(float(one))) != one), None)
 
 
-def first_odd(column: "pa.ChunkedArray") -> int | None:
-    """The first row whose text would lose its meaning as a number: hexadecimal, or too large."""
+def first_misread(column: "pa.ChunkedArray") -> int | None:
+    """The first row whose text parses as a number but means something else: hexadecimal, or beyond ±2^53."""
     import pyarrow as pa
 
     pc = _compute()
@@ -87,15 +90,15 @@ def first_odd(column: "pa.ChunkedArray") -> int | None:
     coded = rows(_HEXADECIMAL)
     long = rows(_LONG)
     if len(long):
-        # float64 decides what it can: many numbers are long, and few too long.
+        # Filter in float64 first, which is fast: few long numbers are too large, and only those are compared exactly.
         near = pc.utf8_ltrim(pc.utf8_trim_whitespace(column.take(long)), characters="+")
         long = long.filter(pc.greater_equal(pc.abs(near.cast(pa.float64())), float(EXACT)))
     large = (row for row in long.to_pylist() if abs(int(column[row].as_py().partition(".")[0])) > EXACT)
     return min([*coded[:1].to_pylist(), *[row for row in [next(large, None)] if row is not None]], default=None)
 
 
-def why_odd(text: str) -> str:
-    """What is wrong with such a number, and the remedy."""
+def why_misread(text: str) -> str:
+    """What is wrong with text that `first_misread` found, and the remedy, as the end of a sentence."""
     if re.fullmatch(_HEXADECIMAL, text):
         return "which is hexadecimal: write it in decimal, or give the column's levels if it is a code"
     return TOO_LARGE
@@ -108,22 +111,24 @@ TOO_LARGE = (
 
 
 @dataclasses.dataclass
-class Look:
-    """What was found where there should be numbers: how many values, how many are no numbers, and which levels.
+class TextProfile:
+    """The values of a text or categorical column that should hold numbers, summarised for an error message."""
 
-    `levels` are those that there could be, in order, and whether any row has them; `alike` are patterns that all values
-    have that are no numbers; `nameless` is a value that no level can name.
-    """
-
+    # Number of values that are not missing.
     filled: int = 0
+    # How many of them are not numbers.
     bad: int = 0
-    strange: str | None = None
+    # The first value that is not a number.
+    example: str | None = None
+    # A value that cannot be a level, being neither text nor a plain number.
     nameless: Any = None
+    # Distinct values (a categorical dtype's categories) in order, and whether any row has them.
     levels: dict[str, bool] = dataclasses.field(default_factory=dict)
-    alike: dict[str, str] = dataclasses.field(default_factory=lambda: dict(_ALIKE))
+    # Pattern -> remedy, for the patterns that all values match which are not numbers.
+    remedies: dict[str, str] = dataclasses.field(default_factory=lambda: dict(_NEAR_NUMBERS))
 
     def add(self, values: list[Any], counts: list[int]) -> None:
-        """Take in values and how often each is there, which may be never."""
+        """Add distinct values with their counts; a category that no row has counts 0."""
         for value, count in zip(values, counts, strict=True):
             self.filled += count
             level = repr(value.strip()) if isinstance(value, str) else str(value)
@@ -131,18 +136,18 @@ class Look:
                 self.levels[level] = self.levels.get(level, False) or count > 0
             if count and isinstance(value, str) and not is_number(value):
                 self.bad += count
-                self.strange = self.strange or value.strip()
-                self.alike = {pattern: said for pattern, said in self.alike.items() if re.fullmatch(pattern, value)}
+                self.example = self.example or value.strip()
+                self.remedies = {p: remedy for p, remedy in self.remedies.items() if re.fullmatch(p, value)}
 
     def why(self) -> str:
-        """What may have made text of the column, and the remedy; empty when it looks like text."""
+        """Why the column was not read as numbers, and the remedy; empty when it is real text."""
         if not self.bad:
             return "its values are numbers, so turn them into numbers"
-        if self.alike:
-            return next(iter(self.alike.values()))
+        if self.remedies:
+            return next(iter(self.remedies.values()))
         if 2 * self.bad < self.filled:
             return (
-                f"{self.bad:,} of its {self.filled:,} values are no numbers (as {str(self.strange)[:24]!r}), so mend"
+                f"{self.bad:,} of its {self.filled:,} values are no numbers (as {str(self.example)[:24]!r}), so correct"
                 " those or mark them as missing (NA)"
             )
         return ""

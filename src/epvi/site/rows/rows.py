@@ -1,6 +1,6 @@
-"""How rows are made of what a source holds: which columns, in which units, with which levels.
+"""`Rows`: describes how a model's arguments are made from the columns of a source (units, levels, limits).
 
-Takes a source and the description; gives a `Table` of checked columns when it is read, and nothing before.
+Takes a source and the description, and checks only the latter; `read_rows` gives a `Table` of checked columns.
 """
 
 import dataclasses
@@ -12,9 +12,9 @@ from typing import Any
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import verb
 from epvi.site.rows.cells import needs_levels
-from epvi.site.rows.chunks import TablePart, first_twice
+from epvi.site.rows.chunks import TablePart, first_duplicate
 from epvi.site.rows.columns import as_columns, plain_array, raw_columns
-from epvi.site.rows.levels import REFUSED, Keys, Undeclared, as_levels, numbered, said_level
+from epvi.site.rows.levels import REFUSED, Keys, Undeclared, as_levels, level_codes, level_name
 from epvi.site.rows.locate import is_path, open_source, unknown_column
 from epvi.site.rows.table import Argument, Table, TablePlan, assemble
 
@@ -23,18 +23,24 @@ from epvi.site.rows.table import Argument, Table, TablePlan, assemble
 class Rows:
     """A description of rows; nothing is read until they are needed.
 
-    `source` is a path, a glob or a list of paths (CSV, CSV.GZ, Parquet, .npz, .npy), a folder of Parquet files, a data
-    frame or a mapping of arrays. It is read in chunks: arguments that take more than 256 MB together are put into
-    nameless files in the temporary folder (TMPDIR) and mapped from there; a plain .npy array is mapped where it is.
-    `columns` says what a model's arguments are made of: `y="num"` is a column, `x=["age", "chol"]` a matrix of
-    columns; without any, every column is the argument of its name. `levels` of a column are its categories in order:
-    codes 0, 1, ... alone, and inside a matrix an indicator column for each level but the first. What pandas, polars or
-    Arrow call a category is never taken for a number: `epvi.fit` takes the categories of a table in memory as they are
-    ordered there, files and sites need `levels`, and new rows are coded as the fit was. Truth values are the levels 0
-    and 1. Values outside `limits`
-    are refused. `drop_missing` leaves out rows that lack a value. `standardise` gives columns their (centre, scale), or
-    is True: from all these rows, for the columns inside matrices with more than two values. `hash_key` is a secret that
-    all sites share: the hash that tells whether two shards have the same rows is made with it.
+    - `source`: a path, a glob or a list of paths (CSV, CSV.GZ, Parquet, .npz, .npy), a folder of Parquet files, a data
+      frame or a mapping of arrays.
+    - `columns`: the source columns of each argument of the model: `y="num"` is one column, `x=["age", "chol"]` a
+      matrix; without any, every source column is the argument of its name.
+    - `standardise`: (centre, scale) by column; or True, for the mean and sd of all these rows, in columns of matrices
+      with more than two values.
+    - `levels`: the categories of a column in order. Outside matrices they become codes 0, 1, ..., inside a matrix
+      indicator columns, one per level but the first.
+    - `limits`: (lowest, highest) by column; values outside are an error.
+    - `drop_missing`: whether rows with a missing value are left out; otherwise they are an error.
+    - `hash_key`: a secret that all sites share, the key of the hash by which shards with the same rows are detected.
+
+    Columns with a categorical dtype of pandas, polars or Arrow are never taken for numbers: `epvi.fit` uses the
+    categories of a table in memory in their order, files and sites need `levels`, and new rows are coded as the fit
+    was. Booleans have the levels 0 and 1.
+
+    The source is read in chunks. Arguments that take more than 256 MB together are written to unnamed temporary files
+    (in TMPDIR) and memory-mapped; a plain .npy array is memory-mapped where it is.
     """
 
     source: Any = dataclasses.field(repr=False)
@@ -76,14 +82,14 @@ class Rows:
         self._check()
 
     def _check(self) -> None:
-        """Refuse options for columns that are not used, and those that contradict each other."""
+        """Refuse options for columns that no argument uses, and options that contradict each other."""
         used = set(self.used)
         units = {} if isinstance(self.standardise, bool) else self.standardise
         for what, option in (("standardise", units), ("levels", self.levels), ("limits", self.limits)):
             strange = [name for name in option if used and name not in used]
             if strange:
                 raise EpviError(
-                    f"{what} names {strange[0]!r}, of which no argument is made: mend the name or leave it."
+                    f"{what} names {strange[0]!r}, of which no argument is made: correct the name or take it out."
                 )
         for what, option in (("standardise", units), ("limits", self.limits)):
             both = [name for name in option if name in self.levels]
@@ -100,11 +106,11 @@ class Rows:
         optional: Container[str] = (),
         undeclared: Undeclared = REFUSED,
     ) -> Table:
-        """The rows, read and checked.
+        """Read and check the rows.
 
-        `also` is a further source column, given unchanged in the table's `extra`; where no columns are chosen it is no
-        argument then, unless `keep`. `optional` are arguments to leave out when the source has none of their columns.
-        `undeclared` says what becomes of categories without `levels`.
+        `also` names a further source column, returned unconverted in the table's `extra`; if every column is an
+        argument, this one is not, unless `keep`. `optional` arguments are left out when the source has none of their
+        columns. `undeclared` says how to treat categorical columns without `levels`.
         """
         parts = open_source(self.source)
         extra = also
@@ -117,8 +123,8 @@ class Rows:
             raise unknown_column(unknown[0], parts[0])
         plan = TablePlan(
             arguments,
-            {name: numbered(keys) for name, keys in self.levels.items()},
-            {name: tuple(map(said_level, keys)) for name, keys in self.levels.items()},
+            {name: level_codes(keys) for name, keys in self.levels.items()},
+            {name: tuple(map(level_name, keys)) for name, keys in self.levels.items()},
             self.limits,
             standardise,
             self.standardise is True,
@@ -142,7 +148,8 @@ class Rows:
                 more = parts[0].lacks(part.names)
                 if more:
                     raise EpviError(
-                        f"{part.said} has a column {more[0]!r}, which {parts[0].said} has not: give all one."
+                        f"{part.said} has a column {more[0]!r}, which {parts[0].said} has not: give all files the same"
+                        " columns, or name the columns to use."
                     )
             return tuple(Argument(name, (name,), False) for name in there if name != also or keep)
         listed = self._listed
@@ -160,13 +167,13 @@ class Rows:
 
     @property
     def used(self) -> list[str]:
-        """The source columns that arguments are made of, each once; empty where no columns are chosen."""
+        """The source columns that arguments use, each once; empty if no columns are chosen."""
         listed = [[of] if isinstance(of, str) else of for of in self.columns.values()]
         return list(dict.fromkeys(name for names in listed for name in names))
 
     @property
     def is_plain(self) -> bool:
-        """Whether these are arrays in memory that are the arguments as they are."""
+        """Whether the source is a mapping of arrays that are the arguments without any conversion."""
         options = (self.columns, self.standardise, self.levels, self.limits, self.drop_missing)
         return not any(options) and not is_path(self.source) and not hasattr(self.source, "__arrow_c_stream__")
 
@@ -180,7 +187,7 @@ def read_rows(
     optional: Container[str] = (),
     undeclared: Undeclared = REFUSED,
 ) -> Table:
-    """The one door for rows: a `Rows`, a path or glob, a data frame or a mapping of arrays. See `Rows.read`."""
+    """Read rows from a `Rows`, a path or glob, a data frame or a mapping of arrays; arguments as of `Rows.read`."""
     rows = rows if isinstance(rows, Rows) else Rows(rows)
     raw = raw_columns(rows.source) if rows.is_plain else {}
     if not rows.is_plain or any(needs_levels(column) for name, column in raw.items() if name != also or keep):
@@ -200,15 +207,15 @@ def read_rows(
 
 
 def check_arguments(names: Iterable[str]) -> None:
-    """Refuse arguments of a model whose names `Rows` has for itself."""
+    """Refuse a model's arguments whose names are options of `Rows`."""
     taken = {"self", *inspect.signature(Rows).parameters}
     for name in names:
         if name in taken:
-            raise EpviError(f"an argument is called {name!r}, which says how rows are read: rename it in the model.")
+            raise EpviError(f"an argument is called {name!r}, which is an option of epvi.Rows: rename it in the model.")
 
 
 def with_constants(rows: Any, remedy: str) -> Any:
-    """The rows, refused when they would compute constants of their own."""
+    """The rows; an error if they would be standardised with their own mean and sd (`standardise=True`)."""
     if isinstance(rows, Rows) and rows.standardise is True:
         raise EpviError(f"standardise=True computes constants from these rows alone: {remedy}")
     return rows
@@ -227,7 +234,7 @@ def _sources(name: str, of: Any) -> str | tuple[str, ...]:
         return of
     if not isinstance(of, list | tuple) or not of or any(not isinstance(one, str) for one in of):
         raise EpviError(f"{name} is {str(of)[:40]!r}: pass a column's name, or a list of names for a matrix.")
-    twice = first_twice(of)
+    twice = first_duplicate(of)
     if twice is not None:
         raise EpviError(f"{name} lists column {twice!r} twice: once is enough.")
     return tuple(of)

@@ -1,6 +1,6 @@
-"""Means and standard deviations of a column that comes in chunks, pooled as those of sites are.
+"""Accumulates the mean and standard deviation of a column over chunks, pooling chunks as sites are pooled.
 
-Takes chunks of finite numbers; gives `ColumnStats`, or the units that the column standardises itself with.
+Takes chunks of finite numbers; gives `ColumnStats`, or the centre and scale with which to standardise the column.
 """
 
 import dataclasses
@@ -14,14 +14,17 @@ from epvi.wire.column_stats import ColumnStats, Stats, pool, split_mean
 
 @dataclasses.dataclass
 class RunningStats:
-    """The statistics of a column's chunks, and its values as long as there are no more than two."""
+    """Statistics of a column's chunks."""
 
+    # Column name.
     name: str
+    # Statistics of each chunk.
     chunks: list[ColumnStats] = dataclasses.field(default_factory=list)
+    # Some distinct values: all of them while there are at most two.
     values: set[float] = dataclasses.field(default_factory=set)
 
     def add(self, values: np.ndarray) -> None:
-        """Take in the next rows."""
+        """Add the next chunk."""
         if not len(values):
             return
         self.chunks.append(_described(values))
@@ -31,7 +34,7 @@ class RunningStats:
             self.values |= {low.item(), high.item(), *others.tolist()}
 
     def stats(self, missing: int = 0) -> ColumnStats | None:
-        """The statistics of all rows; None when they are too large for float64."""
+        """The pooled statistics of all chunks; None when they overflow float64."""
         try:
             one = pool([Stats({self.name: chunk}) for chunk in self.chunks]).columns[self.name]
         except (OverflowError, ValueError):
@@ -41,7 +44,7 @@ class RunningStats:
         return ColumnStats(one.count, missing, one.mean, one.rest, one.sd)
 
     def units(self) -> tuple[float, float] | None:
-        """The mean and population sd of a column with more than two values; None with two."""
+        """(mean, population sd) of a column with more than two distinct values; None for a binary column."""
         said = f"column {self.name!r}"
         if len(self.values) == 1:
             raise EpviError(f"{said} has the same value in all rows: it cannot be standardised, so leave it out.")
@@ -49,12 +52,12 @@ class RunningStats:
             return None
         stats = self.stats()
         if stats is None or not stats.sd > 0:
-            raise EpviError(f"{said} is too large or too even to be standardised: change its unit.")
+            raise EpviError(f"{said} is too large or varies too little to be standardised: change its unit.")
         return stats.mean, stats.sd
 
 
 def _described(values: np.ndarray) -> ColumnStats:
-    """Two passes: the mean, and squares about it, both corrected by what the mean was off."""
+    """The corrected two-pass algorithm: deviations from the mean also correct the rounding of the mean itself."""
     values = values.astype(np.float64, copy=False)
     with np.errstate(over="ignore", invalid="ignore"):
         rough = float(np.mean(values))

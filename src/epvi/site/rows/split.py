@@ -1,6 +1,6 @@
-"""Which rows go to which shard.
+"""Assigns rows to shards, evenly or by the values of a column.
 
-Takes the number of rows, or a column; gives for each shard where its rows are. Nothing is moved.
+Takes the number of rows, or a column; gives the row indices of each shard. No rows are copied.
 """
 
 import dataclasses
@@ -18,10 +18,13 @@ from epvi.site.rows.columns import generator, plain_array
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-    """Shards with their labels: `shards[m]` has the rows of shard m, as a slice or as increasing numbers."""
+    """Which rows each of M shards has."""
 
+    # Rows of each shard: a slice, or increasing row indices.
     shards: tuple[slice | np.ndarray, ...]
+    # Number of rows of each shard, (M,).
     sizes: np.ndarray
+    # Names of the shards for messages, as in "2 of 5".
     labels: tuple[str, ...]
 
     @property
@@ -36,10 +39,10 @@ class Split:
 
 
 def split_evenly(num_rows: int, num_shards: int, *, shuffle: bool, key: jax.Array) -> Split:
-    """Shards of sizes that differ by at most one row, dealt out at random or as runs of rows.
+    """Shards whose sizes differ by at most one row: stratified at random if `shuffle`, otherwise contiguous.
 
-    Of every M rows that follow each other each shard is dealt one, at random: shards are alike even where the rows have
-    an order, and reading a shard is reading forwards.
+    Each run of M consecutive rows gives one row to every shard, in an order rotated at random. Shards are therefore
+    alike even if the rows are ordered, and a shard's row indices increase, so that it is read sequentially.
     """
     num_shards = at_least("shards", num_shards, 1)
     if num_shards > num_rows:
@@ -54,7 +57,7 @@ def split_evenly(num_rows: int, num_shards: int, *, shuffle: bool, key: jax.Arra
 
 
 def _dealt(num_rows: int, num_shards: int, key: jax.Array) -> list[np.ndarray]:
-    """Round by round, starting at a random shard; what is left after the last whole round goes to the first shards."""
+    """Row indices of each shard; the rows after the last whole run of M go to the first shards."""
     rounds = num_rows // num_shards
     kind = np.uint32 if num_rows < 2**32 else np.uint64
     first = generator(key).integers(num_shards, size=rounds, dtype=kind)
@@ -63,14 +66,14 @@ def _dealt(num_rows: int, num_shards: int, key: jax.Array) -> list[np.ndarray]:
     for m in range(num_shards):
         rows = begin + first
         shards.append(np.append(rows, kind(rounds * num_shards + m)) if m < num_rows % num_shards else rows)
-        # The next shard has the next row of each round, after the last one the first.
+        # The next shard has the next row of each run, cyclically.
         first += kind(1)
         first[first == num_shards] = 0
     return shards
 
 
 def split_by(rows: Mapping[str, Any], by: str) -> Split:
-    """One shard per value of a column (numbers, text or dates), in the order of the sorted values."""
+    """One shard per distinct value of a column (numbers, text or dates), in sorted order."""
     if by not in rows:
         raise EpviError(f"there is no column {by!r} to split by: the rows have {', '.join(map(str, rows))}.")
     column = plain_array(by, rows[by])
