@@ -20,7 +20,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessIssue]
 
-from epvi.gaussian.mixture import GaussianMixture, log_components, over_blocks
+from epvi.gaussian.in_blocks import over_blocks
+from epvi.gaussian.mixture import GaussianMixture, log_components
 from epvi.ground.float64 import AnyArray, in_float64
 from epvi.ground.seeds import Seed
 
