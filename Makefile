@@ -63,6 +63,7 @@ check: $(READY)
 	$(RUN)/ruff format --check
 	$(RUN)/pyright
 	$(RUN)/lint-imports
+	$(RUN)/python tests/house.py
 
 format: $(READY)
 	$(RUN)/ruff check --fix
