@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from lowest import TOOLS, lowest
 
+import epvi
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 # What hatchling packs without being told.
@@ -22,6 +24,17 @@ def test_all_that_is_in_the_repository_is_in_the_sdist():
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     tops = {line.partition("/")[0] for line in listed.splitlines()}
     assert tops == {name[1:] for name in included} | ALWAYS
+
+
+def test_the_version_is_that_of_the_citation_and_of_the_newest_dated_changes():
+    newest = re.search(
+        r"^## (\d+\.\d+\.\d+) \((\d{4}-\d\d-\d\d)\)$", (ROOT / "CHANGELOG.md").read_text(), flags=re.MULTILINE
+    )
+    cited = dict(
+        re.findall(r"^(version|date-released): \"?([^\"\n]+)", (ROOT / "CITATION.cff").read_text(), flags=re.MULTILINE)
+    )
+    assert newest.groups() == (epvi.__version__, cited["date-released"])
+    assert cited["version"] == epvi.__version__
 
 
 def test_every_commit_runs_what_make_check_runs():
