@@ -4,7 +4,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 READY := .venv/ready-$(VERSION)
 RUN := .venv/bin
 
-.PHONY: demo test test-alone test-engines test-docs test-all test-loop test-lowest sdist-check coverage check format bench bench-tall bench-accuracy reproduce reproduce-full clean
+.PHONY: demo test test-alone test-engines test-docs test-all test-loop test-lowest sdist-check release coverage check format bench bench-tall bench-accuracy reproduce reproduce-full clean
 
 demo: $(READY)
 	$(RUN)/python examples/demo.py
@@ -66,6 +66,10 @@ sdist-check: $(READY)
 	tar -xzf dist/unpacked/*.tar.gz -C dist/unpacked --strip-components=1
 	cd dist/unpacked && PYTHONPATH=$$PWD/src ../../$(RUN)/pytest -q --collect-only > collected.txt
 	cd dist/unpacked && PYTHONPATH=$$PWD/src ../../$(RUN)/pytest -q $(patsubst %,tests/%.py,project/test_packaging study/test_references ground/test_printable experiments/test_claims)
+
+# Wheel and sdist into dist/, the wheel tried in an environment of its own; what is there then can be published.
+release:
+	PYTHON=$(PYTHON) .ci/release
 
 check: $(READY)
 	$(RUN)/ruff check
