@@ -9,8 +9,8 @@ import sys
 import tomllib
 from pathlib import Path
 
-# Tools of `make check`, which no test imports.
-TOOLS = {"import-linter", "pyright", "ruff"}
+# Tools of `make check` and `make coverage`, which no test imports.
+TOOLS = {"coverage", "import-linter", "pyright", "ruff"}
 _REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(?P<extras>\[[a-z0-9,_-]+\])?>=(?P<version>[0-9.]+)")
 
 

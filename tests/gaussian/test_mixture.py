@@ -36,7 +36,7 @@ def test_many_points_in_blocks_give_the_same_as_one_by_one(mixture, monkeypatch)
     # A number of points that no other test has, so that it is compiled here, with small blocks.
     theta = np.random.default_rng(2).normal(size=(53, D))
     expected = [float(mixture.log_density(point)) for point in theta]
-    monkeypatch.setattr("epvi.gaussian.mixture._BLOCK", 7 * K * D)
+    monkeypatch.setattr("epvi.gaussian.in_blocks._BLOCK", 7 * K * D)
     np.testing.assert_allclose(mixture.log_density(theta), expected, rtol=1e-13)
 
 

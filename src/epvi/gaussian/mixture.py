@@ -5,8 +5,8 @@ works under `jit`, `vmap` and `grad`. It stores log w_k, μ_k and the precision-
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,6 +15,7 @@ import numpy as np
 from jax.scipy.special import logsumexp
 from jaxtyping import Float
 
+from epvi.gaussian.in_blocks import over_blocks
 from epvi.gaussian.reduction import ComponentMoments, greedy_merge
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Diagonal, Full, Spherical
@@ -23,12 +24,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, ArrayLike, in_float64, is_traced
 from epvi.ground.seeds import Seed, as_key
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 LOG_2PI = math.log(2 * math.pi)
-# How many numbers (points x components x d) a batched density may hold at once.
-_BLOCK = 2**22
 
 
 class Estimate(NamedTuple):
@@ -241,22 +237,6 @@ def log_components(mixture: GaussianMixture, theta: Float[AnyArray, " d"]) -> Fl
         return structure.half_log_det(root, d) - 0.5 * jnp.sum(white**2) - 0.5 * d * LOG_2PI
 
     return mixture.log_weights + jax.vmap(one)(mixture.means, mixture.roots)
-
-
-def over_blocks(function: Callable[[T], R], items: T, numbers_per_item: int) -> R:
-    """`vmap(function)(items)`, in blocks so that no more than about 2²² intermediate numbers exist at once.
-
-    The last block is filled up with the last item. `lax.map` with a batch size would run what is left over beside the
-    loop, and two batched factorisations at once can wait for each other for ever (see `structure.py`).
-    """
-    n, block = len(jax.tree.leaves(items)[0]), max(1, _BLOCK // numbers_per_item)
-    if n <= block:
-        return jax.vmap(function)(items)
-    num_blocks = math.ceil(n / block)
-    size = math.ceil(n / num_blocks)
-    filled = np.minimum(np.arange(num_blocks * size), n - 1).reshape(num_blocks, size)
-    made = jax.lax.map(jax.vmap(function), jax.tree.map(lambda x: jnp.asarray(x)[filled], items))
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], made)
 
 
 @in_float64

@@ -46,7 +46,7 @@ class ShardError(EpviError):
 
 
 @dataclasses.dataclass(eq=False)
-class Shards:
+class RunningShards:
     """All shards of one call, while it lasts."""
 
     executor: Executor
@@ -149,7 +149,7 @@ def shards_of(
     executor: Executor | int | None,
     bar: ShardProgress,
     work: WorkFolder | None,
-) -> Iterator[Shards]:
+) -> Iterator[RunningShards]:
     """The shards with their rows where the executor's workers find them, for as long as they are needed."""
     m = split.num_shards
     parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
@@ -157,14 +157,14 @@ def shards_of(
     if isinstance(executor, Executor):
         needed = [part for part in parts if job.keeps or part.shard not in done]
         held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
-        made = Shards(executor, job, parts, held, done, bar, work)
+        made = RunningShards(executor, job, parts, held, done, bar, work)
         try:
             yield made
         finally:
             made.forget()
         return
     if len(done) == m and not job.keeps:
-        yield Shards(workers_of(executor), job, parts, {}, done, bar, work)
+        yield RunningShards(workers_of(executor), job, parts, {}, done, bar, work)
         return
     with _folder(work) as folder:
         pool = workers_of(executor)
@@ -175,7 +175,7 @@ def shards_of(
         mapped = write_rows(columns, split, folder, min(size_of(executor), m))
         bar.watch(passes)
         job = dataclasses.replace(job, passes=passes)
-        yield Shards(pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work)
+        yield RunningShards(pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work)
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:

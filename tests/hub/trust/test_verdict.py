@@ -16,7 +16,7 @@ from epvi.gaussian.mixture import Estimate
 from epvi.hub.trust.verdict import NOT, TRUST
 from epvi.run import worker
 from epvi.run.rounds import _better
-from epvi.run.shards import Shards
+from epvi.run.shards import RunningShards
 
 
 def line(x, y=None):
@@ -130,7 +130,7 @@ def test_rows_that_were_sent_are_kept_for_one_call_only(untyped):
     assert list(worker._KEPT) == [("second", 1)]
     with ThreadPoolExecutor(1) as executor:
         job = SimpleNamespace(token="second")
-        Shards(executor, job, [1], {1: held}, {}, None, None).forget()
+        RunningShards(executor, job, [1], {1: held}, {}, None, None).forget()
     assert not worker._KEPT
 
 

@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.gaussian import Gaussian, components_of, product_of
-from epvi.gaussian.mixture import GaussianMixture, log_components, over_blocks
+from epvi.gaussian.in_blocks import over_blocks
+from epvi.gaussian.mixture import GaussianMixture, log_components
 from epvi.gaussian.structure import Structure, common
 from epvi.gaussian.structures import Diagonal
 from epvi.ground.float64 import AnyArray, in_float64

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
-from epvi.gaussian.mixture import GaussianMixture, over_blocks
+from epvi.gaussian.in_blocks import over_blocks
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
