@@ -13,7 +13,7 @@ import pytest
 from commands import MODEL, call, call_json, command, environment
 
 import epvi
-from epvi.cli.door import _VERBS
+from epvi.cli.group import _VERBS
 from epvi.study.references import READY
 from epvi.study.study import COVARIANCES
 

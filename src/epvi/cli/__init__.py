@@ -4,6 +4,6 @@ Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 3 not to be trusted 
 package imports what a verb needs only when the verb runs, so that help and completion answer at once.
 """
 
-from epvi.cli.door import main
+from epvi.cli.group import main
 
 __all__ = ["main"]

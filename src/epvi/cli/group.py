@@ -19,18 +19,18 @@ _AS_JSON = "epvi.json"
 # Each verb, the room it is in, and what `epvi --help` says of it.
 _VERBS = {
     "demo": ("demo", "Fit six simulated sites apart and combine them, to see it work."),
-    "fit": ("fitting", "Fit a model to rows in one place, in shards on all cores."),
-    "shard": ("fitting", "Fit one site's shard and write the file that it sends."),
-    "show": ("showing", "Print everything that is in a file, in words, before it is sent."),
-    "combine": ("combining", "Multiply the shards' files into the posterior of all rows."),
-    "certify": ("certifying", "Say whether a posterior can be trusted, by scores of its draws."),
-    "score": ("scoring", "Answer the centre's draws at a site, and write the file that it sends."),
-    "refine": ("certifying", "Improve a posterior by the sites' scores, round after round."),
-    "summary": ("showing", "Print means, sds and quantiles of the parameters."),
-    "predict": ("predicting", "Predict rows with a posterior, or score them."),
-    "stats": ("pooling", "Write counts, means and sds of a site's columns, and nothing else."),
-    "pool": ("pooling", "Pool the sites' statistics into constants to standardise with."),
-    "completion": ("completing", "Print the script that makes the Tab key complete."),
+    "fit": ("fit", "Fit a model to rows in one place, in shards on all cores."),
+    "shard": ("fit", "Fit one site's shard and write the file that it sends."),
+    "show": ("show", "Print everything that is in a file, in words, before it is sent."),
+    "combine": ("combine", "Multiply the shards' files into the posterior of all rows."),
+    "certify": ("certify", "Say whether a posterior can be trusted, by scores of its draws."),
+    "score": ("score", "Answer the centre's draws at a site, and write the file that it sends."),
+    "refine": ("certify", "Improve a posterior by the sites' scores, round after round."),
+    "summary": ("show", "Print means, sds and quantiles of the parameters."),
+    "predict": ("predict", "Predict rows with a posterior, or score them."),
+    "stats": ("pool", "Write counts, means and sds of a site's columns, and nothing else."),
+    "pool": ("pool", "Pool the sites' statistics into constants to standardise with."),
+    "completion": ("completion", "Print the script that makes the Tab key complete."),
 }
 
 
@@ -46,7 +46,7 @@ class _Verbs(click.Group):
         if "jax" not in sys.modules:
             # What this process compiles is kept too, as the workers' is.
             os.environ.update(cache_environment())
-        return getattr(importlib.import_module(f"epvi.cli.{_VERBS[cmd_name][0]}"), cmd_name)
+        return getattr(importlib.import_module(f"epvi.cli.verbs.{_VERBS[cmd_name][0]}"), cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

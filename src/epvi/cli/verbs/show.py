@@ -26,7 +26,8 @@ def show(file: Path, as_json: bool) -> None:
     Example:
       epvi show site-3.epvi
     """
-    from epvi.cli import contents, exchanged
+    from epvi.cli.describe import scores as exchanged
+    from epvi.cli.describe import shard_fit as contents
     from epvi.files import load_any
     from epvi.wire.answer import Scores
     from epvi.wire.column_stats import Stats

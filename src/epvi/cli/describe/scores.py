@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epvi.cli.contents import (
+from epvi.cli.describe.shard_fit import (
     component_lines,
     made_of_lines,
     numbers,

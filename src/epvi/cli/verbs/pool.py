@@ -32,7 +32,7 @@ def stats(context: click.Context, study: str | None, **said: Any) -> None:
       epvi stats study.toml --rows site3.csv -o site-3.stats.epvi
       epvi stats --rows site3.csv --x age,chol --min-rows 20 -o site-3.stats.epvi
     """
-    from epvi.cli import contents
+    from epvi.cli.describe import shard_fit as contents
     from epvi.files import save_stats
 
     with busy("reading"):

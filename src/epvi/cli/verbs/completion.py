@@ -20,7 +20,7 @@ def completion(shell: str, as_json: bool) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from epvi.cli.door import main
+    from epvi.cli.group import main
 
     made = get_completion_class(shell)
     assert made is not None

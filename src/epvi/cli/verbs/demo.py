@@ -25,8 +25,8 @@ def demo(context: click.Context, into: Path | None, seed: int, as_json: bool) ->
     Example:
       epvi demo --into demo/
     """
-    from epvi.cli.combining import combine
-    from epvi.cli.fitting import shard
+    from epvi.cli.verbs.combine import combine
+    from epvi.cli.verbs.fit import shard
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = into or Path(temporary)
