@@ -16,21 +16,21 @@ from epvi.ground.version import __version__
 
 _AS_JSON = "epvi.json"
 
-# Each verb, the room it is in, and what `epvi --help` says of it.
+# Each verb, which is in the file of its name, and what `epvi --help` says of it.
 _VERBS = {
-    "demo": ("demo", "Fit six simulated sites apart and combine them, to see it work."),
-    "fit": ("fit", "Fit a model to rows in one place, in shards on all cores."),
-    "shard": ("fit", "Fit one site's shard and write the file that it sends."),
-    "show": ("show", "Print everything that is in a file, in words, before it is sent."),
-    "combine": ("combine", "Multiply the shards' files into the posterior of all rows."),
-    "certify": ("certify", "Say whether a posterior can be trusted, by scores of its draws."),
-    "score": ("score", "Answer the centre's draws at a site, and write the file that it sends."),
-    "refine": ("certify", "Improve a posterior by the sites' scores, round after round."),
-    "summary": ("show", "Print means, sds and quantiles of the parameters."),
-    "predict": ("predict", "Predict rows with a posterior, or score them."),
-    "stats": ("pool", "Write counts, means and sds of a site's columns, and nothing else."),
-    "pool": ("pool", "Pool the sites' statistics into constants to standardise with."),
-    "completion": ("completion", "Print the script that makes the Tab key complete."),
+    "demo": "Fit six simulated sites apart and combine them, to see it work.",
+    "fit": "Fit a model to rows in one place, in shards on all cores.",
+    "shard": "Fit one site's shard and write the file that it sends.",
+    "show": "Print everything that is in a file, in words, before it is sent.",
+    "combine": "Multiply the shards' files into the posterior of all rows.",
+    "certify": "Say whether a posterior can be trusted, by scores of its draws.",
+    "score": "Answer the centre's draws at a site, and write the file that it sends.",
+    "refine": "Improve a posterior by the sites' scores, round after round.",
+    "summary": "Print means, sds and quantiles of the parameters.",
+    "predict": "Predict rows with a posterior, or score them.",
+    "stats": "Write counts, means and sds of a site's columns, and nothing else.",
+    "pool": "Pool the sites' statistics into constants to standardise with.",
+    "completion": "Print the script that makes the Tab key complete.",
 }
 
 
@@ -46,11 +46,11 @@ class _Verbs(click.Group):
         if "jax" not in sys.modules:
             # What this process compiles is kept too, as the workers' is.
             os.environ.update(cache_environment())
-        return getattr(importlib.import_module(f"epvi.cli.verbs.{_VERBS[cmd_name][0]}"), cmd_name)
+        return getattr(importlib.import_module(f"epvi.cli.verbs.{cmd_name}"), cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, said) for name, (_, said) in _VERBS.items()])
+            formatter.write_dl(list(_VERBS.items()))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in _VERBS and not args[0].startswith("-"):

@@ -26,7 +26,7 @@ def demo(context: click.Context, into: Path | None, seed: int, as_json: bool) ->
       epvi demo --into demo/
     """
     from epvi.cli.verbs.combine import combine
-    from epvi.cli.verbs.fit import shard
+    from epvi.cli.verbs.shard import shard
 
     with tempfile.TemporaryDirectory() as temporary:
         folder = into or Path(temporary)

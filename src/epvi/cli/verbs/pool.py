@@ -1,53 +1,15 @@
-"""Verbs that settle units before anybody fits: `stats` at a site, `pool` at the centre."""
+"""`epvi pool`: the sites' statistics of columns become constants to standardise with."""
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 
 from epvi.cli import options
-from epvi.cli.output import Verb, busy, give, size_of
+from epvi.cli.output import Verb, give
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
-
-
-@click.command(cls=Verb)
-@click.argument("study", required=False, metavar="[STUDY.TOML]", type=click.Path(readable=False))
-@options.rows
-@click.option(
-    "--min-rows", default=10, show_default=True, type=click.IntRange(2), help="Refuse columns with fewer values."
-)
-@options.output("stats")
-@options.as_json
-@click.pass_context
-def stats(context: click.Context, study: str | None, **said: Any) -> None:
-    """Write counts, means and sds of a site's columns of numbers, and nothing else.
-
-    The centre pools them (epvi pool) into constants with which all sites standardise.
-
-    \b
-    Examples:
-      epvi stats study.toml --rows site3.csv -o site-3.stats.epvi
-      epvi stats --rows site3.csv --x age,chol --min-rows 20 -o site-3.stats.epvi
-    """
-    from epvi.cli.describe import shard_fit as contents
-    from epvi.files import save_stats
-
-    with busy("reading"):
-        if study is not None:
-            from epvi.study.study import load_study
-
-            options.refuse_settled(context, study)
-            found = load_study(study).stats(options.make_source(said))
-        else:
-            from epvi.site.rows.column_stats import column_stats
-
-            found = column_stats(options.make_rows(said), min_rows=said["min_rows"])
-    path = save_stats(said["output"], found)
-    words = f"{contents.of_stats(path, found)}\nWrote {shown(path)} ({size_of(path)})."
-    give(said["as_json"], {"columns": found.as_json(), "file": str(path)}, words)
 
 
 @click.command(cls=Verb)
