@@ -1,12 +1,13 @@
 """What verbs print: a JSON object or words on stdout, and all else on stderr: a spinner, and what models print."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -19,28 +20,40 @@ if TYPE_CHECKING:
     from epvi.wire.shard_fit import ShardFit
 
 
-# Where in a context's `meta` the results go.
-RESULTS = "epvi.results"
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Where a verb's results go, and whether as one JSON object or in words."""
+
+    file: TextIO
+    as_json: bool
 
 
 class Verb(click.Command):
-    """A verb: while it runs, stdout is for its results alone."""
+    """A verb: it has --json, and while it runs, stdout is for its results alone."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params.append(
+            click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object instead of words.")
+        )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Send what else is printed, by a user's model say, to stderr."""
-        ctx.meta.setdefault(RESULTS, sys.stdout)
+        # A verb that another one runs prints where that one says.
+        file = ctx.obj.file if isinstance(ctx.obj, Results) else sys.stdout
+        ctx.obj = Results(file, ctx.params.pop("as_json"))
         with contextlib.redirect_stdout(sys.stderr):
             return super().invoke(ctx)
 
 
-def say(words: str, **style: Any) -> None:
-    """Print words as a result; the terminal is told nothing by what is in them."""
-    click.secho(shown_lines(words), file=click.get_current_context().meta[RESULTS], **style)
+def results() -> Results:
+    """Where the results of the verb that runs go."""
+    return click.get_current_context().obj
 
 
-def give(as_json: bool, data: dict[str, Any], words: str) -> None:
-    """Print the data as one JSON object, or the words."""
-    say(json_line(data) if as_json else words)
+def give(data: dict[str, Any], words: str) -> None:
+    """Print the data as one JSON object, or the words; the terminal obeys nothing that is in them."""
+    click.echo(shown_lines(json_line(data) if results().as_json else words), file=results().file)
 
 
 def json_line(data: dict[str, Any]) -> str:

@@ -51,6 +51,18 @@ def check_kind(path: Path, kind: str) -> Path:
     return path
 
 
+def unnamed(kind: str, shard: int, num_shards: int) -> Path:
+    """The file of a shard that the user has not named: shard-3-of-6.epvi, or scores-3-of-6.epvi."""
+    return Path(f"{kind}-{shard}-of-{num_shards}.epvi")
+
+
+def check_unnamed(kind: str, shard: str) -> Path:
+    """The file of shard "3/6" that the user has not named, if it can be written."""
+    from epvi.site.tasks.fit_shard import parse_shard
+
+    return check_kind(unnamed(kind, *parse_shard(shard)), kind)
+
+
 def check_apart(path: Path, inputs: Iterable[str]) -> Path:
     """A file that can be written and is none of those that are read."""
     check_place(path)

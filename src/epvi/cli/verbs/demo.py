@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from epvi.cli import options
-from epvi.cli.output import RESULTS, Verb, give, say
+from epvi.cli.output import Results, Verb, give, results
+from epvi.ground.printable import shown
 
 _SITES, _ROWS, _COLUMNS = 6, 1000, 4
 
@@ -16,9 +17,8 @@ _SITES, _ROWS, _COLUMNS = 6, 1000, 4
 @click.command(cls=Verb)
 @click.option("--into", type=options.PATH, help="Keep the simulated tables and the files in this folder.")
 @options.seed
-@options.as_json
 @click.pass_context
-def demo(context: click.Context, into: Path | None, seed: int, as_json: bool) -> None:
+def demo(context: click.Context, into: Path | None, seed: int) -> None:
     """Fit six simulated sites apart and combine them, to see it work.
 
     \b
@@ -36,20 +36,16 @@ def demo(context: click.Context, into: Path | None, seed: int, as_json: bool) ->
         files = [str(folder / f"site-{m}.epvi") for m in range(1, _SITES + 1)]
         for m, file in enumerate(files, start=1):
             arguments = ["logistic", "--rows", str(folder / f"site-{m}.csv"), "--x", columns, "--y", "y"]
-            _run(context, shard, [*arguments, "--shard", f"{m}/{_SITES}", "-o", file], as_json)
-        _run(context, combine, [*files, "--check", "-o", str(folder / "posterior.epvi")], as_json)
-        _tell(folder, truth, as_json)
+            _run(context, shard, [*arguments, "--shard", f"{m}/{_SITES}", "-o", file])
+        _run(context, combine, [*files, "--check", "-o", str(folder / "posterior.epvi")])
+        _tell(folder, truth)
 
 
-def _run(context: click.Context, verb: click.Command, arguments: list[str], quiet: bool) -> None:
-    """Say the command as a user would write it, and run it."""
-    results = context.meta[RESULTS]
-    try:
-        context.meta[RESULTS] = io.StringIO() if quiet else results
-        say(f"\n$ epvi {verb.name} {' '.join(arguments)}", bold=True)
-        verb.main(arguments, standalone_mode=False, parent=context)
-    finally:
-        context.meta[RESULTS] = results
+def _run(context: click.Context, verb: click.Command, arguments: list[str]) -> None:
+    """Print the command as a user would write it, and run it; with --json nothing of it is printed."""
+    shown_in = Results(io.StringIO() if results().as_json else results().file, as_json=False)
+    click.secho(f"\n$ epvi {verb.name} {shown(' '.join(arguments))}", file=shown_in.file, bold=True)
+    verb.main(arguments, standalone_mode=False, parent=context, obj=shown_in)
 
 
 def _simulate(folder: Path, seed: int) -> dict[str, Any]:
@@ -69,7 +65,7 @@ def _simulate(folder: Path, seed: int) -> dict[str, Any]:
     return truth
 
 
-def _tell(folder: Path, truth: dict[str, Any], as_json: bool) -> None:
+def _tell(folder: Path, truth: dict[str, Any]) -> None:
     from epvi.files import load_only
     from epvi.hub.posterior.posterior import Posterior
 
@@ -81,4 +77,4 @@ def _tell(folder: Path, truth: dict[str, Any], as_json: bool) -> None:
     words = "\nThe rows were never in one place, and the posterior knows the weights that made them:\n" + "\n".join(
         lines
     )
-    give(as_json, {"found": found, "made_with": weights, "stands_for": posterior.stands_for}, words)
+    give({"found": found, "made_with": weights, "stands_for": posterior.stands_for}, words)

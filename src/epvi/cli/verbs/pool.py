@@ -15,8 +15,7 @@ from epvi.ground.printable import shown
 @click.command(cls=Verb)
 @click.argument("files", nargs=-1, required=True, type=options.PATH)
 @click.option("--into", type=options.PATH, help="Write centre and scale into this study.toml.")
-@options.as_json
-def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
+def pool(files: tuple[Path, ...], into: Path | None) -> None:
     """Pool the sites' statistics into the constants that all standardise with: lines for study.toml.
 
     \b
@@ -49,7 +48,7 @@ def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
         words += f"\nWrote centre and scale of {shown(', '.join(constants))} into {shown(into)}."
         if len(found) < num_shards:
             words += f" They are those of {len(found)} of its {num_shards} sites."
-    give(as_json, data, words)
+    give(data, words)
 
 
 def toml_key(name: str) -> str:

@@ -1,7 +1,7 @@
 """`epvi refine`: a step towards the posterior of all rows, by the sites' scores."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 @rounds.draws("The file to write the next draws to; draws-2.epvi, say, unless told.")
 @click.option("--last", is_flag=True, help="Take no further step: confirm or undo the last one only.")
 @rounds.accept_missing
-@options.as_json
-@click.pass_context
-def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **said: Any) -> None:
+def refine(
+    posterior: Path, scores: tuple[Path, ...], output: Path, draws: Path | None, last: bool, accept_missing: bool
+) -> None:
     """Improve POSTERIOR by what all sites say of its draws: a step towards the posterior of all rows.
 
     The SCORES of the next round confirm the step or undo it. When nothing is left to improve it says so, and writes the
@@ -37,8 +37,8 @@ def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **
       epvi refine posterior.epvi   scores-*.epvi -o posterior-2.epvi --draws draws-2.epvi
       epvi refine posterior-2.epvi scores-*.epvi -o posterior-3.epvi --last    (what the sites said of draws-2.epvi)
     """
-    if said["last"]:
-        options.refuse_given(context, "draws", why="--last takes no step that would be asked about")
+    if last:
+        options.refuse_given("draws", why="--last takes no step that would be asked about")
     from epvi.files import load_only
     from epvi.hub.posterior.posterior import Posterior
     from epvi.hub.refine.refine import refine as refine_once
@@ -46,21 +46,21 @@ def refine(context: click.Context, posterior: Path, scores: tuple[Path, ...], **
 
     before = load_only(posterior, Posterior)
     answers = rounds.load_scores(scores)
-    target = said["draws"] or check_kind(Path(f"draws-{_rounds_of(before.step) + 2}.epvi"), "draws")
+    target = draws or check_kind(Path(f"draws-{_rounds_of(before.step) + 2}.epvi"), "draws")
     with busy("refining"):
-        made = (settle if said["last"] else refine_once)(before, answers, accept_missing=said["accept_missing"])
+        made = (settle if last else refine_once)(before, answers, accept_missing=accept_missing)
         summary = made.summary()
-    path = made.save(said["output"])
+    path = made.save(output)
     data = {**about_posterior(made, summary), "file": str(path), "draws": None}
     words = [*_what_became(before.step, made.step)]
     if made.step is not None and made.step.before is not None:
-        draws = _next_draws(made, answers[0])
-        data["draws"] = str(draws.save(target))
-        words += _next_round(path, target, draws, made.step)
+        asked = _next_draws(made, answers[0])
+        data["draws"] = str(asked.save(target))
+        words += _next_round(path, target, asked, made.step)
     else:
-        words += [*([] if said["last"] else ["Nothing is left to improve."]), str(trusted(made)), f"\n{summary}"]
+        words += [*([] if last else ["Nothing is left to improve."]), str(trusted(made)), f"\n{summary}"]
         words += [f"\n{made.stands_for}.", f"Wrote {shown(path)} ({size_of(path)})."]
-    give(said["as_json"], data, "\n".join(words))
+    give(data, "\n".join(words))
 
 
 def _rounds_of(step: "Step | None") -> int:

@@ -1,13 +1,14 @@
-"""The verb of a site in the rounds after the first: `score`."""
+"""`epvi score`: a site's answer to the centre's draws, in the rounds after the first."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from epvi.cli import options
+from epvi.cli.option_values import ModelOptions, RowOptions
 from epvi.cli.output import Verb, busy, counted, give, size_of
-from epvi.cli.writing import check_kind
+from epvi.cli.writing import check_unnamed, unnamed
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
@@ -16,17 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Verb)
-@options.model
+@options.model_or_study
 @click.argument("draws", metavar="DRAWS", type=options.PATH)
 @options.rows
-@click.option("--shard", "which", required=True, metavar="3/6", help="The third of six; of a study, also its name.")
+@options.which_shard
 @click.option("--exact", is_flag=True, help="Score every row of a tall table, which takes longer.")
-@options.allow_module
-@options.fixed
 @options.output("scores", required=False, default="scores-3-of-6.epvi")
-@options.as_json
-@click.pass_context
-def score(context: click.Context, model: str, draws: Path, **said: Any) -> None:
+def score(model: ModelOptions, draws: Path, rows: RowOptions, which: str, exact: bool, output: Path | None) -> None:
     """Answer the centre's DRAWS at a site: how well each explains the rows that the shard was fitted to.
 
     MODEL and the options of rows are those that epvi shard was given: file.py:function, module:function, a ready model,
@@ -39,13 +36,14 @@ def score(context: click.Context, model: str, draws: Path, **said: Any) -> None:
 
     Nothing but the file leaves the site: epvi show scores-3-of-6.epvi prints all that is in it.
     """
-    from_study = options.is_study(context, model)
+    options.refuse_unheeded(model)
     from epvi.files import load_only
     from epvi.wire.request import Draws
 
     asked = load_only(draws, Draws)
-    made = _from_study(model, asked, said) if from_study else _from_options(model, asked, said)
-    path = made.save(said["output"] or _named_after(made.shard, made.num_shards))
+    from_where = _from_study if model.is_study else _from_options
+    made = from_where(model, rows, asked, which, exact, output)
+    path = made.save(output or unnamed("scores", made.shard, made.num_shards))
     how = "with every row" if made.exact else f"known to {float(max(made.errors)):.2g} nats or better"
     words = (
         f"Shard {made.label}: {counted(len(made.values), 'draw')} scored on {counted(made.num_rows, 'row')}, {how}.\n"
@@ -65,38 +63,29 @@ def score(context: click.Context, model: str, draws: Path, **said: Any) -> None:
         "passes": made.passes,
         "seconds": made.seconds,
     }
-    give(said["as_json"], data, words)
+    give(data, words)
 
 
-def _named_after(shard: int, num_shards: int) -> Path:
-    """The file of scores whose name was not said."""
-    return Path(f"scores-{shard}-of-{num_shards}.epvi")
+def _from_study(
+    model: ModelOptions, rows: RowOptions, draws: "Draws", which: str, exact: bool, output: Path | None
+) -> "Scores":
+    source, study = rows.source, model.as_study()
+    number, _, _ = study.shard(which)
+    if output is None:
+        check_unnamed("scores", number)
+    with busy(f"scoring draws with shard {which} of {study.name}"):
+        return study.score(source, which, draws, exact=exact)
 
 
-def _check_default(said: dict[str, Any], number: str) -> None:
-    if said["output"] is None:
-        from epvi.site.tasks.fit_shard import parse_shard
-
-        check_kind(_named_after(*parse_shard(number)), "scores")
-
-
-def _from_study(path: str, draws: "Draws", said: dict[str, Any]) -> "Scores":
-    source = options.make_source(said)
-    from epvi.study.study import load_study
-
-    study = load_study(path, allow_module=said["allow_module"])
-    _check_default(said, study.shard(said["which"])[0])
-    with busy(f"scoring draws with shard {said['which']} of {study.name}"):
-        return study.score(source, said["which"], draws, exact=said["exact"])
-
-
-def _from_options(model: str, draws: "Draws", said: dict[str, Any]) -> "Scores":
+def _from_options(
+    model: ModelOptions, rows: RowOptions, draws: "Draws", which: str, exact: bool, output: Path | None
+) -> "Scores":
     # Constants are those of the fits: a site cannot have others.
-    rows = options.make_rows(said, draws.made_of.standardised)
-    _check_default(said, said["which"])
+    described = rows.as_rows(draws.made_of.standardised)
+    if output is None:
+        check_unnamed("scores", which)
     from epvi.site.tasks.score import score as score_draws
-    from epvi.study.references import model_named
 
-    named = model_named(model, options.make_fixed(said["fixed"]))
-    with busy(f"scoring draws with shard {said['which']}"):
-        return score_draws(named, rows, draws, said["which"], exact=said["exact"])
+    named = model.as_model()
+    with busy(f"scoring draws with shard {which}"):
+        return score_draws(named, described, draws, which, exact=exact)

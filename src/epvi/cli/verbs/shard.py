@@ -1,30 +1,53 @@
 """`epvi shard`: fit one site's shard, and write the file that it sends."""
 
+import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from epvi.cli import options
+from epvi.cli.option_values import InferenceOptions, ModelOptions, RowOptions
 from epvi.cli.output import Verb, about_fit, busy, counted, give, size_of
-from epvi.cli.writing import check_kind
+from epvi.cli.writing import check_unnamed, unnamed
 from epvi.ground.printable import shown
+
+if TYPE_CHECKING:
+    from epvi.wire.shard_fit import ShardFit
+
+_INFERENCE = tuple(field.name for field in dataclasses.fields(InferenceOptions))
+
+
+@dataclasses.dataclass(frozen=True)
+class PartOptions:
+    """Which shard it is, its share of the prior, and whether it stands in for a site without rows."""
+
+    which: str
+    prior: str | None
+    no_rows: bool
 
 
 @click.command(cls=Verb)
-@options.model
+@options.model_or_study
 @options.rows
-@click.option("--shard", "which", required=True, metavar="3/6", help="The third of six; of a study, also its name.")
-@click.option("--prior", metavar="2/8", help="Its share of the prior, when not one of the number of shards.")
-@click.option("--no-rows", is_flag=True, help="Stand in for a missing site: its share of the prior only.")
-@options.allow_module
-@options.fixed
+@options.gathered(
+    "part",
+    PartOptions,
+    options.which_shard,
+    click.option("--prior", metavar="2/8", help="Its share of the prior, when not one of the number of shards."),
+    click.option("--no-rows", is_flag=True, help="Stand in for a missing site: its share of the prior only."),
+)
 @options.inference
 @options.seed
 @options.output("shard", required=False, default="shard-3-of-6.epvi")
-@options.as_json
-@click.pass_context
-def shard(context: click.Context, model: str, **said: Any) -> None:
+def shard(
+    model: ModelOptions,
+    rows: RowOptions,
+    part: PartOptions,
+    inference: InferenceOptions,
+    seed: int,
+    output: Path | None,
+) -> None:
     """Fit one site's shard and write the file that it sends.
 
     MODEL is file.py:function, module:function, a ready model, or study.toml: a study says all but the rows. A model
@@ -39,70 +62,57 @@ def shard(context: click.Context, model: str, **said: Any) -> None:
 
     Nothing but the file leaves the site: epvi show site-3.epvi prints all that is in it.
     """
-    settled = ("components", "covariance", "no_merge", "max_sweeps", "seed")
-    from_study = options.is_study(context, model, *settled)
-    made = _from_study(model, said) if from_study else _from_options(context, model, said)
-    path = made.save(said["output"] or _named_after(made.shard, made.num_shards))
-    rows = counted(made.num_rows, "row")
+    options.refuse_unheeded(model, *_INFERENCE, "seed")
+    if model.is_study:
+        made = _from_study(model, rows, part, output)
+    else:
+        made = _from_options(model, rows, part, inference, seed, output)
+    path = made.save(output or unnamed("shard", made.shard, made.num_shards))
     words = (
-        f"Shard {made.label}: {rows}, {made.prior} of the prior. {made.status}\n"
+        f"Shard {made.label}: {counted(made.num_rows, 'row')}, {made.prior} of the prior. {made.status}\n"
         f"Wrote {shown(path)} ({size_of(path)}); epvi show {shown(path)} prints all that is in it."
     )
     if not made.status.ok:
         words += f"\nepvi combine will refuse {shown(path)} as it is."
-    give(said["as_json"], {**about_fit(made), "file": str(path)}, words)
+    give({**about_fit(made), "file": str(path)}, words)
 
 
-def _named_after(shard: int, num_shards: int) -> Path:
-    """The file of a shard whose name was not said."""
-    return Path(f"shard-{shard}-of-{num_shards}.epvi")
-
-
-def _check_default(said: dict[str, Any], number: str) -> None:
-    """Refuse before the work to replace something else by a file whose name was not said."""
-    if said["output"] is None:
-        from epvi.site.tasks.fit_shard import parse_shard
-
-        check_kind(_named_after(*parse_shard(number)), "shard")
-
-
-def _from_study(path: str, said: dict[str, Any]) -> Any:
-    if said["no_rows"] == bool(said["rows"]):
+def _from_study(model: ModelOptions, rows: RowOptions, part: PartOptions, output: Path | None) -> "ShardFit":
+    if part.no_rows == bool(rows.files):
         raise click.UsageError("Give either --rows FILE or --no-rows.")
-    from epvi.study.study import load_study
+    study = model.as_study()
+    number, _, _ = study.shard(part.which)
+    if output is None:
+        check_unnamed("shard", number)
+    with busy(f"fitting shard {part.which} of {study.name}"):
+        if part.no_rows:
+            return study.stand_in(part.which, part.prior)
+        return study.fit(rows.source, part.which, part.prior)
 
-    study = load_study(path, allow_module=said["allow_module"])
-    _check_default(said, study.shard(said["which"])[0])
-    with busy(f"fitting shard {said['which']} of {study.name}"):
-        if said["no_rows"]:
-            return study.stand_in(said["which"], said["prior"])
-        return study.fit(options.make_source(said), said["which"], said["prior"])
 
-
-def _from_options(context: click.Context, model: str, said: dict[str, Any]) -> Any:
-    if said["no_rows"] and not said["rows"]:
+def _from_options(
+    model: ModelOptions,
+    rows: RowOptions,
+    part: PartOptions,
+    inference: InferenceOptions,
+    seed: int,
+    output: Path | None,
+) -> "ShardFit":
+    if part.no_rows and not rows.files:
         raise click.UsageError(
             "Without a study, --no-rows needs --rows FILE with any few rows, for their columns only."
         )
-    if said["no_rows"]:
-        options.refuse_given(
-            context, "components", "covariance", "no_merge", "max_sweeps", why="--no-rows makes one Gaussian"
-        )
-    rows = options.make_rows(said)
-    _check_default(said, said["which"])
+    if part.no_rows:
+        options.refuse_given(*_INFERENCE, why="--no-rows makes one Gaussian")
+    described = rows.as_rows()
+    if output is None:
+        check_unnamed("shard", part.which)
     from epvi.site.tasks.fit_shard import fit_shard
     from epvi.site.tasks.stand_in import stand_in
-    from epvi.study.references import model_named
 
-    named = model_named(model, options.make_fixed(said["fixed"]))
-    with busy(f"fitting shard {said['which']}"):
-        if said["no_rows"]:
-            return stand_in(named, rows, said["which"], prior=said["prior"], seed=said["seed"])
-        return fit_shard(
-            named,
-            rows,
-            said["which"],
-            prior=said["prior"],
-            inference=options.make_inference(said),
-            seed=said["seed"],
-        )
+    named = model.as_model()
+    with busy(f"fitting shard {part.which}"):
+        if part.no_rows:
+            return stand_in(named, described, part.which, prior=part.prior, seed=seed)
+        how = inference.as_inference()
+        return fit_shard(named, described, part.which, prior=part.prior, inference=how, seed=seed)

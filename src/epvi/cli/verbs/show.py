@@ -10,8 +10,7 @@ from epvi.cli.output import Verb, about_fit, about_posterior, give
 
 @click.command(cls=Verb)
 @click.argument("file", type=options.PATH)
-@options.as_json
-def show(file: Path, as_json: bool) -> None:
+def show(file: Path) -> None:
     """Print everything that is in FILE, in words: what leaves a site when the file is sent.
 
     \b
@@ -32,14 +31,14 @@ def show(file: Path, as_json: bool) -> None:
 
     found = load_any(file)
     if isinstance(found, Stats):
-        give(as_json, {"kind": "stats", "columns": found.as_json()}, stats_text(file, found))
+        give({"kind": "stats", "columns": found.as_json()}, stats_text(file, found))
     elif isinstance(found, ShardFit):
         data = {"kind": "shard", **about_fit(found), "mixture": mixture_json(found.mixture, found.space)}
-        give(as_json, data, fit_text(file, found))
+        give(data, fit_text(file, found))
     elif isinstance(found, Draws):
-        give(as_json, draws_json(found), draws_text(file, found))
+        give(draws_json(found), draws_text(file, found))
     elif isinstance(found, Scores):
-        give(as_json, scores_json(found), scores_text(file, found))
+        give(scores_json(found), scores_text(file, found))
     else:
         data = {"kind": "posterior", "fits": [about_fit(fit) for fit in found.fits]}
-        give(as_json, {**about_posterior(found, found.summary()), **data}, posterior_text(file, found))
+        give({**about_posterior(found, found.summary()), **data}, posterior_text(file, found))

@@ -1,10 +1,11 @@
 """`epvi stats`: a site's counts, means and sds of columns, before anybody fits."""
 
-from typing import Any
+from pathlib import Path
 
 import click
 
 from epvi.cli import options
+from epvi.cli.option_values import RowOptions
 from epvi.cli.output import Verb, busy, give, size_of
 from epvi.ground.printable import shown
 
@@ -16,9 +17,7 @@ from epvi.ground.printable import shown
     "--min-rows", default=10, show_default=True, type=click.IntRange(2), help="Refuse columns with fewer values."
 )
 @options.output("stats")
-@options.as_json
-@click.pass_context
-def stats(context: click.Context, study: str | None, **said: Any) -> None:
+def stats(study: str | None, rows: RowOptions, min_rows: int, output: Path) -> None:
     """Write counts, means and sds of a site's columns of numbers, and nothing else.
 
     The centre pools them (epvi pool) into constants with which all sites standardise.
@@ -35,12 +34,12 @@ def stats(context: click.Context, study: str | None, **said: Any) -> None:
         if study is not None:
             from epvi.study.study import load_study
 
-            options.refuse_settled(context, study)
-            found = load_study(study).stats(options.make_source(said))
+            options.refuse_settled(study)
+            found = load_study(study).stats(rows.source)
         else:
             from epvi.site.rows.column_stats import column_stats
 
-            found = column_stats(options.make_rows(said), min_rows=said["min_rows"])
-    path = save_stats(said["output"], found)
+            found = column_stats(rows.as_rows(), min_rows=min_rows)
+    path = save_stats(output, found)
     words = f"{stats_text(path, found)}\nWrote {shown(path)} ({size_of(path)})."
-    give(said["as_json"], {"columns": found.as_json(), "file": str(path)}, words)
+    give({"columns": found.as_json(), "file": str(path)}, words)

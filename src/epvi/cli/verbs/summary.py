@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 @click.command(cls=Verb)
 @click.argument("file", type=options.PATH)
 @click.option("--quantiles", default="0.05,0.5,0.95", show_default=True, help="Which quantiles to print.")
-@options.as_json
-def summary(file: Path, quantiles: str, as_json: bool) -> None:
+def summary(file: Path, quantiles: str) -> None:
     """Print means, sds and quantiles of the parameters of a posterior, or of one shard alone.
 
     \b
@@ -39,9 +38,9 @@ def summary(file: Path, quantiles: str, as_json: bool) -> None:
     data = about_posterior(posterior, made)
     words = f"{posterior.stands_for}. {trusted(posterior)}"
     if isinstance(found, ShardFit):
-        said = f"shard {found.label} alone, with {found.prior} of the prior"
-        data["stands_for"], words = said, f"{said[0].upper()}{said[1:]}: {found.num_rows:,} rows. {found.status}"
-    give(as_json, data, f"{made}\n\n{words}\n{shown(file)} ({size_of(file)})")
+        alone = f"shard {found.label} alone, with {found.prior} of the prior"
+        data["stands_for"], words = alone, f"{alone[0].upper()}{alone[1:]}: {found.num_rows:,} rows. {found.status}"
+    give(data, f"{made}\n\n{words}\n{shown(file)} ({size_of(file)})")
 
 
 def _alone(fit: "ShardFit") -> "Posterior":
