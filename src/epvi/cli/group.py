@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from epvi.cli.log import verbose
 from epvi.cli.output import json_line
 from epvi.engines.compile_cache import cache_environment
 from epvi.ground.errors import EpviError
@@ -36,6 +37,10 @@ _VERBS = {
 
 class _Verbs(click.Group):
     """Imports a verb when it is called, and turns refusals into a sentence and an exit code."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params.append(verbose())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -71,7 +76,8 @@ class _Verbs(click.Group):
             # Click prints how the verb is used, and exits with 2.
             _give_error(ctx, error.format_message())
             raise _printable(error) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, click.Abort):
+            # Click makes one of the other where a verb runs another.
             click.echo("epvi: interrupted: nothing was written, but shards that --work has kept stay.", err=True)
             sys.exit(130)
         except BrokenPipeError:

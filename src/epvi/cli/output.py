@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from epvi.cli.log import logged, verbose, verbosity
 from epvi.ground.printable import shown, shown_lines
 
 if TYPE_CHECKING:
@@ -29,20 +30,19 @@ class Results:
 
 
 class Verb(click.Command):
-    """A verb: it has --json, and while it runs, stdout is for its results alone."""
+    """A verb: it has --json and -v, and while it runs, stdout is for its results alone."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self.params.append(
-            click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object instead of words.")
-        )
+        as_json = ["--json", "as_json"]
+        self.params += [click.Option(as_json, is_flag=True, help="Print one JSON object instead of words."), verbose()]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Send what else is printed, by a user's model say, to stderr."""
         # A verb that another one runs prints where that one says.
         file = ctx.obj.file if isinstance(ctx.obj, Results) else sys.stdout
         ctx.obj = Results(file, ctx.params.pop("as_json"))
-        with contextlib.redirect_stdout(sys.stderr):
+        with contextlib.redirect_stdout(sys.stderr), logged(verbosity(ctx)):
             return super().invoke(ctx)
 
 
