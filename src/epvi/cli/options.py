@@ -12,11 +12,15 @@ from typing import Any
 import click
 
 from epvi.cli.option_values import InferenceOptions, ModelOptions, ProductOptions, RowOptions
-from epvi.cli.writing import check_kind
+from epvi.cli.writing import CALLED, check_kind
 from epvi.study.references import READY
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
+# Defaults of `epvi.NVI`, which help must show without importing it: Gaussians in a shard's fit, and sweeps.
+_COMPONENTS, _MAX_SWEEPS = 4, 20
+# The largest seed: JAX makes a key of 32 bits.
+_LARGEST_SEED = 2**32 - 1
 # A file that may not be read is refused where it is read, as one that is not there.
 PATH = click.Path(readable=False, path_type=Path)
 
@@ -51,7 +55,7 @@ _MODEL = (
         "fixed",
         multiple=True,
         metavar="NAME=VALUE",
-        help="Fix an argument: num_classes=3, or places=@places.npy.",
+        help="Fix an argument of the model: num_classes=3, or the array in a file, places=@places.npy.",
     ),
 )
 model = gathered("model", ModelOptions, *_MODEL)
@@ -60,7 +64,7 @@ model_or_study = gathered(
     ModelOptions,
     *_MODEL,
     click.option(
-        "--allow-module", is_flag=True, help="Let study.toml name a model in an installed module, and run it."
+        "--allow-module", is_flag=True, help="Let study.toml name a function of an installed module, and run it."
     ),
 )
 
@@ -70,48 +74,64 @@ _ROWS = (
         "files",
         multiple=True,
         metavar="FILE",
-        help="CSV(.gz), Parquet or a folder of it, .npz or .npy; again for more.",
+        help="CSV(.gz), Parquet, .npz or .npy file, folder of Parquet files, or glob in quotes; repeat for more.",
         type=click.Path(readable=False),
     ),
-    click.option("--x", metavar="A,B,C", help="Source columns of the argument x, as a matrix."),
+    click.option("--x", metavar="A,B,C", help="Source columns of the argument x, a matrix."),
     click.option("--y", metavar="A", help="Source column of the argument y."),
     click.option(
         "--column",
         "more",
         multiple=True,
         metavar="NAME=A[,B]",
-        help="Source columns of another argument; NAME=A, makes a matrix of one.",
+        help='Source columns of another argument; "NAME=A," makes a matrix of one. Without --x, --y and --column, every'
+        " column is the argument of its name.",
     ),
-    click.option("--levels", multiple=True, metavar="A=1,2,3", help="A column's categories, in order."),
+    click.option("--levels", multiple=True, metavar="A=1,2,3", help="The categories of a column, in order."),
     click.option(
-        "--limits", multiple=True, metavar="A=LOW:HIGH", help="A column's plausible range; either end may be left out."
+        "--limits",
+        multiple=True,
+        metavar="A=LOW:HIGH",
+        help="The plausible range of a column: values outside are refused. Either end may be left out.",
     ),
-    click.option("--drop-missing", is_flag=True, help="Leave out rows that lack a value."),
+    click.option("--drop-missing", is_flag=True, help="Leave out rows that lack a value of a column that is used."),
 )
 rows = gathered("rows", RowOptions, *_ROWS)
 rows_in_one_place = gathered(
     "rows",
     RowOptions,
     *_ROWS,
-    click.option("--standardise", is_flag=True, help="Centre and scale the columns of x, by all these rows."),
+    click.option(
+        "--standardise",
+        is_flag=True,
+        help="Standardise the columns of matrices by all these rows, but no categories and no columns of two values.",
+    ),
 )
 
 inference = gathered(
     "inference",
     InferenceOptions,
     click.option(
-        "--components", default=4, show_default=True, type=click.IntRange(1), help="At most so many Gaussians."
+        "--components",
+        default=_COMPONENTS,
+        show_default=True,
+        type=click.IntRange(1),
+        help="At most this many Gaussians in a shard's fit.",
     ),
     click.option(
         "--covariance",
         type=click.Choice(["auto", "spherical", "diagonal", "full"]),
         default="auto",
         show_default=True,
-        help="Their family; auto is full up to 100 parameters.",
+        help="The structure of their covariances; auto is full up to 100 parameters and diagonal above.",
     ),
     click.option("--no-merge", is_flag=True, help="Keep all components with equal weights, as in the paper."),
     click.option(
-        "--max-sweeps", default=20, show_default=True, type=click.IntRange(1), help="Stop after so many sweeps."
+        "--max-sweeps",
+        default=_MAX_SWEEPS,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Stop the fit of a shard after this many sweeps.",
     ),
 )
 product = gathered(
@@ -122,26 +142,35 @@ product = gathered(
         type=click.Choice(["auto", "exact", "chain", "subset", "anchored"]),
         default="auto",
         show_default=True,
-        help="How mixtures are multiplied; auto is exact when small.",
+        help="How the fits are multiplied; auto is exact up to 10,000 components and anchored above.",
     ),
     click.option(
-        "--samples", type=click.IntRange(1), help="Product components to sample, with chain, subset and anchored."
+        "--samples",
+        type=click.IntRange(1),
+        help="How many product components to sample, with chain, subset or anchored.",
     ),
 )
 which_shard = click.option(
-    "--shard", "which", required=True, metavar="3/6", help="The third of six; of a study, also its name."
+    "--shard", "which", required=True, metavar="3/6", help="Which shard of how many; with a study, its name will do."
 )
-seed = click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Seed.")
+seed = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, _LARGEST_SEED), help="Seed of the random numbers."
+)
 
 
 def output(kind: str, *, required: bool = True, default: str = "") -> Decorator:
-    """The file to write; refused before any work is done when it cannot be written, or would replace something else."""
+    """The file to write, and what its name is by `default`.
+
+    It is refused before any work is done when it cannot be written, or would replace something else.
+    """
 
     def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
         return path if path is None else check_kind(path, kind)
 
-    text = f"The file to write the {kind} to{f'; {default}, say, unless told' if default else ''}."
-    return click.option("-o", "--output", required=required, type=PATH, callback=check, help=text)
+    text = f"The file to write: {CALLED[kind]}."
+    return click.option(
+        "-o", "--output", required=required, show_default=default or None, type=PATH, callback=check, help=text
+    )
 
 
 # What a study says, so that options must not.
@@ -158,7 +187,9 @@ def refuse_unheeded(model: ModelOptions, *more: str) -> None:
     if model.is_study:
         refuse_settled(model.reference, *more)
     else:
-        refuse_given("allow_module", why="it goes with a study; a model that you name yourself may be a module's")
+        refuse_given(
+            "allow_module", why="it goes with a study; a model that you name yourself may be in a module anyway"
+        )
 
 
 def refuse_given(*names: str, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What verbs print: a JSON object or words on stdout, and all else on stderr: a spinner, and what models print."""
+"""What verbs print: a JSON object or words on stdout; the spinner, and what models print, on stderr."""
 
 import contextlib
 import dataclasses
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from epvi.hub.posterior.summary import Summary
     from epvi.hub.refine.refine import Step
     from epvi.wire.shard_fit import ShardFit
+
+
+# Bytes from which on a file's size is told in kB: below, a rounded number would hide small differences. Judgement.
+_KILOBYTES_FROM = 10_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +100,7 @@ def counted(number: int, what: str) -> str:
 def size_of(path: Path) -> str:
     """A file's size in words."""
     size = path.stat().st_size
-    return f"{size:,} bytes" if size < 10_000 else f"{size / 1000:,.0f} kB"
+    return f"{size:,} bytes" if size < _KILOBYTES_FROM else f"{size / 1000:,.0f} kB"
 
 
 def about_fit(fit: "ShardFit") -> dict[str, Any]:
@@ -114,9 +118,9 @@ def _about_step(step: "Step | None") -> dict[str, Any] | None:
 
 def trusted(posterior: "Posterior") -> str:
     """How it went in words: the certificate, where there is one, and whether a step waits to be confirmed."""
-    said = str(posterior.status if posterior.certificate is None else posterior.certificate)
+    text = str(posterior.status if posterior.certificate is None else posterior.certificate)
     waiting = posterior.step is not None and posterior.step.before is not None
-    return f"{said} Its last step is not confirmed yet (epvi refine)." if waiting else said
+    return f"{text} Its last step is not confirmed yet (epvi refine)." if waiting else text
 
 
 def about_posterior(posterior: "Posterior", summary: "Summary") -> dict[str, Any]:

@@ -18,17 +18,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 posterior = click.argument("posterior", metavar="POSTERIOR", type=options.PATH)
 accept_missing = click.option(
-    "--accept-missing", is_flag=True, help="Take it as the posterior of the shards that are there."
+    "--accept-missing",
+    is_flag=True,
+    help="Accept that shards are missing, and judge the posterior of the rows that it has.",
 )
 
 
-def draws(said: str) -> Callable[[F], F]:
+def draws(text: str, default: str = "") -> Callable[[F], F]:
     """The file to write draws to; refused before any work is done when it cannot be written."""
 
     def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
         return path if path is None else check_kind(path, "draws")
 
-    return click.option("--draws", type=options.PATH, callback=check, help=said)
+    return click.option("--draws", type=options.PATH, show_default=default or None, callback=check, help=text)
 
 
 def load_scores(files: tuple[Path, ...]) -> "list[Scores]":

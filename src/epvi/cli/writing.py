@@ -7,7 +7,8 @@ from pathlib import Path
 
 from epvi.ground.errors import EpviError
 
-_CALLED = {
+# What a file of each kind holds.
+CALLED = {
     "shard": "a shard's fit",
     "posterior": "a posterior",
     "stats": "statistics of columns",
@@ -46,7 +47,7 @@ def check_kind(path: Path, kind: str) -> Path:
     except EpviError:
         found = None
     if found not in _ALIKE.get(kind, (kind,)):
-        held = f"holds {_CALLED.get(found, found)}" if found else "epvi did not write it"
+        held = f"holds {CALLED.get(found, found)}" if found else "epvi did not write it"
         raise EpviError(f"{path} is there already and {held}: name another file to write, or remove it.")
     return path
 

@@ -1,1 +1,1 @@
-"""What `epvi show` prints of each kind of file: one file per kind, and one for each part that several kinds have."""
+"""What `epvi show` prints: a file per kind of file that is shown, and one for each part that several kinds have."""

@@ -1,4 +1,4 @@
-"""A file of statistics of columns, in words."""
+"""Statistics of columns as text."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def stats_text(file: Path, stats: "Stats") -> str:
-    """Statistics of columns."""
+    """Everything that is in a file of statistics."""
     rows = [["", "values", "missing", "mean", "sd", "rounded off the mean"]]
     for name, column in stats.columns.items():
         numbers = f"{column.mean:.10g}", f"{column.sd:.10g}", f"{column.rest:.1e}"

@@ -1,4 +1,4 @@
-"""Draws for the sites to score, in words and in JSON: what a site is asked."""
+"""Draws for the sites to score, as text and in JSON: what a site is asked."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 def draws_text(file: Path, draws: "Draws") -> str:
-    """What the centre asks."""
-    centres = "the centre" if len(draws.centres) == 1 else f"the {len(draws.centres)} centres"
+    """Everything that is in a file of draws, but not every draw."""
+    hessian = "Hessian" if draws.dense else "the diagonal of the Hessian"
     wanted = [
-        f"log p of its rows and its share of the prior at every draw; its derivatives, up to second, at {centres}"
+        "log p at every draw: the log likelihood of the site's rows, plus its share of the log prior",
+        f"gradient and {hessian} of log p at {counted(len(draws.centres), 'centre')}",
     ]
     if len(draws.base):
-        wanted.append(f"log p at {len(draws.base):,} draws of every Gaussian, its derivatives on average (moments)")
+        wanted.append(
+            f"log p at {len(draws.base):,} draws of every Gaussian; its average gradient and Hessian (moments)"
+        )
     lines = [
         ("file", f"{file}, {size_of(file)}, draws to score"),
         ("study", draws.made_of.study or "none"),
@@ -32,9 +35,9 @@ def draws_text(file: Path, draws: "Draws") -> str:
         *provenance_lines(draws.made_of),
         ("parameters", ""),
         *parameter_lines(draws.space),
-        ("asks", counted(len(draws.shares), "shard")),
+        ("shards", f"{len(draws.shares):,}, which are all asked"),
         *(("", f"{share.label}, number {share.shard}: {share.prior} of the prior") for share in draws.shares),
-        ("draws", f"{len(draws.theta):,}, unconstrained; their mean ± sd, least and greatest:"),
+        ("draws", f"{len(draws.theta):,}, unconstrained; their mean ± sd, and range:"),
         *_spread(draws.theta, draws),
         *(("centre", f"{i + 1}: {numbers_text(tuple(centre))}") for i, centre in enumerate(draws.centres)),
         ("base draws", range_text(draws.base.ravel()) if len(draws.base) else "none"),
@@ -42,14 +45,14 @@ def draws_text(file: Path, draws: "Draws") -> str:
         *component_lines(draws.gaussians, draws.space),
     ]
     ending = (
-        "That is all; epvi show --json prints every draw. They come from the posterior: from the sites' files, and"
-        " from no rows."
+        "That is all; epvi show --json prints every draw. They are draws of the posterior, which was made of the sites'"
+        " files and of no rows."
     )
     return f"{lined_up(lines, left=(0, 1))}\n\n{ending}"
 
 
 def draws_json(draws: "Draws") -> dict[str, Any]:
-    """The same in JSON, every number."""
+    """The same in JSON, with every draw."""
     from epvi.wire.request import pack_draws
 
     record = pack_draws(draws).record
@@ -61,6 +64,6 @@ def draws_json(draws: "Draws") -> dict[str, Any]:
 def _spread(theta: np.ndarray, draws: "Draws") -> list[tuple[str, str]]:
     lines = []
     for i, column in enumerate(theta.T):
-        said = f"{np.mean(column):.6g} ± {np.std(column):.3g}, {np.min(column):.6g} to {np.max(column):.6g}"
-        lines.append(("", f"  {draws.space.coordinate(i)}: {said}"))
+        text = f"{np.mean(column):.6g} ± {np.std(column):.3g}, {np.min(column):.6g} to {np.max(column):.6g}"
+        lines.append(("", f"  {draws.space.coordinate(i)}: {text}"))
     return lines

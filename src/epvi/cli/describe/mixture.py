@@ -1,34 +1,34 @@
-"""A mixture of Gaussians and its parameters, in words and in JSON."""
+"""A mixture of Gaussians and its parameters, as lines of text and in JSON."""
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epvi.cli.describe.numerals import numbers_text
+from epvi.cli.describe.numerals import LARGEST_MATRIX, numbers_text
 from epvi.wire.supports import describe
 
 if TYPE_CHECKING:
     from epvi.gaussian.mixture import GaussianMixture
     from epvi.parameters.space import Space
 
-# Up to so many parameters all correlations are printed.
-_MOST_CORRELATED = 30
+# Significant digits of a correlation: as many as anybody compares. Judgement.
+_CORRELATION_DIGITS = 3
 
 
 def parameter_lines(space: "Space") -> list[tuple[str, str]]:
     """The parameters, their shapes and supports."""
     lines = []
     for parameter in space.parameters:
-        said = _support(describe(parameter.name, parameter.support))
+        support = _support(describe(parameter.name, parameter.support))
         shape = f"shape {parameter.shape}, " if parameter.shape else ""
-        lines.append(("", f"{parameter.name}: {shape}{said}"))
+        lines.append(("", f"{parameter.name}: {shape}{support}"))
     for group in space.exchangeable:
         lines.append(("", f"exchangeable along their first axis: {', '.join(group)}"))
     return lines
 
 
 def _support(described: Any) -> str:
-    """A support in words: an interval with its ends, and that of every entry of an array."""
+    """A support as text: an interval with its ends; of an array, that of every entry."""
     if isinstance(described, str):
         return described.replace("_", " ")
     (word, bounds), *_ = described.items()
@@ -55,18 +55,15 @@ def component_lines(mixture: "GaussianMixture", space: "Space") -> list[tuple[st
 def _correlations(covariance: np.ndarray, space: "Space") -> list[tuple[str, str]]:
     """Every correlation, a line for each coordinate but the first."""
     d = len(covariance)
-    if d > _MOST_CORRELATED:
+    if d > LARGEST_MATRIX:
         return [("", f"  and their {d * (d - 1) // 2:,} correlations (epvi show --json prints the covariances)")]
     scale = np.sqrt(np.diag(covariance))
     correlations = covariance / np.outer(scale, scale)
-    names = [space.coordinate(i) for i in range(d)]
-    return [
-        (
-            "",
-            f"  correlations of {names[i]} with those before it: {numbers_text(tuple(correlations[i, :i]), 3)}",
-        )
-        for i in range(1, d)
-    ]
+    lines = []
+    for i in range(1, d):
+        numbers = numbers_text(tuple(correlations[i, :i]), _CORRELATION_DIGITS)
+        lines.append(("", f"  correlations of {space.coordinate(i)} with the parameters before it: {numbers}"))
+    return lines
 
 
 def mixture_json(mixture: "GaussianMixture", space: "Space") -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A posterior's file, in words."""
+"""A posterior as text: what its file says of it, and its summary."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
 
 def posterior_text(file: Path, posterior: "Posterior") -> str:
-    """A posterior."""
-    product = posterior.choices.product
+    """What the file of a posterior says of it, and the summary."""
+    first = posterior.fits[0]
+    way = "chosen by size" if posterior.choices.product is None else repr(posterior.choices.product)
     lines = [
         ("file", f"{file}, {size_of(file)}, a posterior"),
         ("stands for", posterior.stands_for),
         ("status", posterior.status.text),
         *_rounds(posterior),
-        ("product", f"{'by size' if product is None else repr(product)}, with seed {seed_text(posterior.choices.key)}"),
-        *(line for line in provenance_lines(posterior.fits[0].made_of) if line[0] != "rows"),
+        ("product", f"{way}, with seed {seed_text(posterior.choices.key)}"),
+        ("made of", f"what shard {first.label} says; inference, seed and version may differ in other shards"),
+        *(line for line in provenance_lines(first.made_of) if line[0] != "rows"),
         ("parameters", ""),
         *parameter_lines(posterior.space),
-        ("shards", "each shard's own file is in it (epvi show on that file prints it)"),
+        ("shards", "their fits are all in this file; epvi show prints a fit from the shard's own file"),
     ]
     for fit in posterior.fits:
         lines.append(("", f"{fit.label}: {fit.num_rows:,} rows, {fit.prior} of the prior. {fit.status}"))
@@ -34,24 +36,24 @@ def posterior_text(file: Path, posterior: "Posterior") -> str:
 
 
 def _rounds(posterior: "Posterior") -> list[tuple[str, str]]:
-    """What the rounds after the first have put into it."""
+    """What the rounds after the first found."""
     lines = []
     found, step = posterior.certificate, posterior.step
     if found is not None:
-        lines = [("certificate", line) for line in str(found).splitlines()]
-        lines.append(("", f"of {found.num_draws:,} draws with their weights, which are in it too"))
-        chances = [f"{fit.label} {p:.2g}" for fit, p in zip(_with_rows(posterior), found.conflict, strict=True)]
-        lines.append(("", f"chances of the shards' agreement: {', '.join(chances)}"))
+        first, *more = str(found).splitlines()
+        lines = [("certificate", first), *(("", line) for line in more)]
+        lines.append(("", f"the {found.num_draws:,} scored draws and their importance weights are in this file too"))
+        p_values = [f"{fit.label} {p:.2g}" for fit, p in zip(_with_rows(posterior), found.conflict, strict=True)]
+        lines.append(("", f"score test of each shard against the others, p-values: {', '.join(p_values)}"))
         if found.doubt:
-            lines.append(("", f"the scores are known to {found.doubt:.2g} nats"))
+            lines.append(("", f"standard error of a draw's score, by the weights: {found.doubt:.2g} nats"))
     if step is not None:
-        lines.append(
-            ("refinement", f"{counted(step.rounds, 'step')}, {step.gained:.4g} nats gained, step size {step.rate:g}")
-        )
+        text = f"{counted(step.rounds, 'round')}, {step.gained:.4g} nats gained, next step size {step.rate:g}"
+        lines.append(("refinement", text))
         if step.before is not None:
-            lines.append(("", "the last step is not confirmed yet, and what was before it is in it too"))
+            lines.append(("", "the last step is not confirmed yet; the posterior before it is in this file too"))
     if posterior.traffic:
-        lines.append(("exchanged", f"{posterior.traffic:,} numbers in these rounds"))
+        lines.append(("exchanged", f"{posterior.traffic:,} numbers between sites and centre in these rounds"))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""What a fit, draws or scores were made of, in words."""
+"""What a fit, draws or scores were made of, as lines of text."""
 
 from typing import TYPE_CHECKING
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def provenance_lines(made: "Provenance") -> list[tuple[str, str]]:
-    """What something was made of."""
-    lines = [("model", f"{made.model}, recognised by what it computes at fixed points and made-up rows:")]
-    lines.append(("", f"log prior, and then its slopes, {numbers_text(made.prior_values)}"))
-    lines.append(("", f"log likelihood {numbers_text(made.row_values)}"))
+    """The model, columns, rows and settings that something was made of."""
+    lines = [("model", f"{made.model}; its fingerprint is what it computes at fixed points, for made-up rows:")]
+    lines.append(("", f"log prior, then its derivative along each point: {numbers_text(made.prior_values)}"))
+    lines.append(("", f"log likelihood of each row: {numbers_text(made.row_values)}"))
     lines += [("fixed argument", f"{name}, hash {digest}") for name, digest in made.fixed.items()]
     for name, sources in made.columns.items():
         lines.append((f"argument {name}", f"made of {', '.join(sources)}"))
@@ -33,5 +33,5 @@ def provenance_lines(made: "Provenance") -> list[tuple[str, str]]:
 def request_lines(asked: "Asked") -> list[tuple[str, str]]:
     """Which draws of which posterior were asked for."""
     base = f", {asked.num_base:,} base draws" if asked.num_base else ""
-    said = f"{asked.num_draws:,} draws{base} with seed {seed_text(asked.key)}, of the posterior {asked.posterior}"
-    return [("request", said)]
+    text = f"{asked.num_draws:,} draws{base} with seed {seed_text(asked.key)}, of the posterior {asked.posterior}"
+    return [("request", text)]

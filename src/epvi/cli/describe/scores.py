@@ -1,11 +1,11 @@
-"""A site's scores, in words and in JSON: what it answers."""
+"""A site's scores, as text and in JSON: what a site answers."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from epvi.cli.describe.numerals import numbers_text, range_text
+from epvi.cli.describe.numerals import LARGEST_MATRIX, numbers_text, range_text
 from epvi.cli.describe.provenance import provenance_lines, request_lines
 from epvi.cli.output import size_of
 from epvi.ground.text_table import lined_up
@@ -13,39 +13,37 @@ from epvi.ground.text_table import lined_up
 if TYPE_CHECKING:
     from epvi.wire.answer import Scores
 
-# Up to so many parameters whole Hessians are printed.
-_MOST_PRINTED = 30
-
 
 def scores_text(file: Path, scores: "Scores") -> str:
-    """What a site answers."""
+    """Everything that is in a file of scores, but not every score."""
     kind = "scores" if scores.moments is None else "scores and moments"
+    exact = "exact: the log likelihood of every row"
     lines = [
         ("file", f"{file}, {size_of(file)}, a site's {kind}"),
         ("study", scores.made_of.study or "none"),
         ("shard", f"{scores.label}, number {scores.shard} of {scores.num_shards}"),
         ("stands for", f"{scores.num_rows:,} rows, and {scores.prior} of the prior"),
         *request_lines(scores.asked),
-        ("effort", f"{scores.passes} passes over all rows, all in all {scores.seconds:.3g} s"),
+        ("cost", f"{scores.passes} passes over all rows, {scores.seconds:.3g} s in all"),
         *provenance_lines(scores.made_of),
-        ("prior", "a density" if scores.proper else "not a density: there is no evidence"),
-        ("scores", f"log p of the rows and the share of the prior at every draw: {range_text(scores.values)}"),
-        ("", "of every row" if scores.exact else f"with standard errors: {range_text(scores.errors)}"),
-        ("last draw", numbers_text(tuple(scores.echo))),
+        ("prior", "proper" if scores.proper else "improper: there is no evidence"),
+        ("scores", f"log likelihood plus share of the log prior, at every draw: {range_text(scores.values)}"),
+        ("", exact if scores.exact else f"with standard errors: {range_text(scores.errors)}"),
+        ("last draw", f"{numbers_text(tuple(scores.echo))}, by which the centre knows its draws again"),
     ]
     for i, (value, gradient, hessian) in enumerate(zip(*scores.centres, strict=True)):
         lines += [(f"at centre {i + 1}", f"log p {value:.10g}"), *_derivatives(gradient, hessian)]
-    lines += [("rows", "sums over the rows, at the first centre, of their log likelihoods' gradients:")]
-    lines += _derivatives(scores.rows.gradient, scores.rows.products, "products of two gradients")
+    lines += [("rows", "at the first centre, sums over rows of the gradients of their log likelihoods:")]
+    lines += _derivatives(scores.rows.gradient, scores.rows.products, "products of each gradient with itself")
     if scores.moments is not None:
         for i, (values, gradient, hessian) in enumerate(zip(*scores.moments, strict=True)):
-            lines += [(f"Gaussian {i + 1}", f"log p at its draws: {range_text(values)}; on average:")]
+            lines += [(f"Gaussian {i + 1}", f"log p at its draws: {range_text(values)}; averages over them:")]
             lines += _derivatives(gradient, hessian)
     ending = (
         f"That is all: {scores.num_numbers:,} numbers (epvi show --json prints every one), and the text above. No row"
         " and no value of a column is in it, but every number is a sum over the site's rows: log likelihoods, gradients"
-        " and Hessians at and around the posterior. A gradient has as many equations about the rows as there are"
-        " parameters, a Hessian half their square; docs/multi-site.md says what that can tell."
+        " and Hessians at and around the posterior. A gradient gives as many equations about the rows as there are"
+        " parameters, a Hessian half the square of that; docs/multi-site.md says what that can tell."
     )
     return f"{lined_up(lines, left=(0, 1))}\n\n{ending}"
 
@@ -62,7 +60,7 @@ def _derivatives(gradient: np.ndarray, hessian: np.ndarray, called: str = "Hessi
     lines = [("", f"  gradient {numbers_text(tuple(gradient))}")]
     if hessian.ndim == 1:
         return [*lines, ("", f"  {called}, diagonal: {numbers_text(tuple(hessian))}")]
-    if len(hessian) > _MOST_PRINTED:
+    if len(hessian) > LARGEST_MATRIX:
         d = len(hessian)
         return [*lines, ("", f"  and the {d * (d + 1) // 2:,} numbers of the {called} (epvi show --json prints them)")]
     lines += [("", f"  {called}, row {i + 1}: {numbers_text(tuple(row[: i + 1]))}") for i, row in enumerate(hessian)]

@@ -11,9 +11,13 @@ from epvi.cli.output import Verb, about_posterior, busy, counted, give, size_of
 from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
-    from epvi.wire.request import Draws
+    pass
 
+# The exit code of "do not trust": the next after those of refusals (1) and of wrong usage (2).
 NOT_TRUSTED = 3
+# How many draws sites score: by default as many as `Posterior.ask` makes, at least as many as weights need to be judged
+# by, and at most as many as a file of draws may hold.
+NUM_DRAWS, FEWEST_DRAWS, MOST_DRAWS = 2048, 64, 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,16 +36,24 @@ class AskOptions:
 @options.gathered(
     "asked",
     AskOptions,
-    rounds.draws("Write draws to this file, for the sites to score."),
+    rounds.draws("The file to write: draws of the posterior, for the sites to score."),
     click.option(
-        "--num-draws", default=2048, show_default=True, type=click.IntRange(64, 2**20), help="How many draws."
+        "--num-draws",
+        default=NUM_DRAWS,
+        show_default=True,
+        type=click.IntRange(FEWEST_DRAWS, MOST_DRAWS),
+        help="How many draws to write.",
     ),
-    click.option("--scores-only", is_flag=True, help="Ask for no moments: the answers cannot refine it then."),
+    click.option(
+        "--scores-only",
+        is_flag=True,
+        help="Ask for scores without moments: sites send less, but epvi refine needs moments.",
+    ),
     options.seed,
 )
 @options.output("posterior", required=False)
 @rounds.accept_missing
-@click.option("--strict", is_flag=True, help=f"End with exit code {NOT_TRUSTED} when it is not to be trusted.")
+@click.option("--strict", is_flag=True, help=f'Exit with code {NOT_TRUSTED} if the verdict is "do not trust".')
 def certify(
     posterior: Path,
     scores: tuple[Path, ...],
@@ -50,11 +62,12 @@ def certify(
     accept_missing: bool,
     strict: bool,
 ) -> None:
-    """Say whether POSTERIOR can be trusted, by what all sites say of draws of it.
+    """Say whether POSTERIOR can be trusted, by importance weights of its draws.
 
-    First write the draws and send them to the sites (epvi score answers them there); then name the files that the sites
-    have sent. No rows and no model code are needed. "Do not trust" is an answer and no error: the exit code is 0, or 3
-    with --strict.
+    First write draws and send them to the sites, which score them with their rows (epvi score); then name the files of
+    SCORES that they sent back. No rows and no model code are needed. The verdict is "trust", "trust with corrected
+    weights" or "do not trust", and says why. "Do not trust" is an answer, no error: the exit code is 0, or 3 with
+    --strict.
 
     \b
     Examples:
@@ -84,19 +97,16 @@ def _ask(file: Path, asked: AskOptions, target: Path) -> None:
     with busy("drawing"):
         draws = posterior.ask(asked.num_draws, moments=not asked.scores_only, seed=asked.seed)
         path = draws.save(target)
+    num_draws = counted(len(draws.theta), "draw")
     words = [
-        f"Wrote {shown(path)} ({size_of(path)}): {counted(len(draws.theta), 'draw')} for {_sites(draws)}.",
+        f"Wrote {shown(path)} ({size_of(path)}): {num_draws} for {counted(len(draws.shares), 'shard')}.",
         rounds.at_every_site(path, draws),
         f"Then, here:    epvi certify {shown(file)} scores-*.epvi -o {shown(file)}",
     ]
     if not asked.scores_only:
-        words.append(f"or, if it asks for it: epvi refine {shown(file)} scores-*.epvi -o posterior-2.epvi")
+        words.append(f"or, if the verdict asks for it: epvi refine {shown(file)} scores-*.epvi -o posterior-2.epvi")
     data = {"file": str(path), "num_draws": len(draws.theta), "shards": [share.label for share in draws.shares]}
     give(data, "\n".join(words))
-
-
-def _sites(draws: "Draws") -> str:
-    return "one shard" if len(draws.shares) == 1 else f"{len(draws.shares)} shards"
 
 
 def _certify(file: Path, scores: tuple[Path, ...], accept_missing: bool, output: Path | None) -> bool:
@@ -106,7 +116,7 @@ def _certify(file: Path, scores: tuple[Path, ...], accept_missing: bool, output:
     from epvi.hub.trust.certify import certify as certify_scores
 
     posterior = load_only(file, Posterior)
-    with busy(f"weighing the draws of {len(scores)} files"):
+    with busy(f"computing importance weights from {counted(len(scores), 'file')} of scores"):
         found = certify_scores(posterior, rounds.load_scores(scores), accept_missing=accept_missing)
         made = posterior.with_certificate(found)
         summary = made.summary()

@@ -16,12 +16,23 @@ if TYPE_CHECKING:
     from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 
+# Of how many shards, and parameters of each, the conflict report prints details: about a screen. Judgement.
+_MOST_FLAGGED, _MOST_PARAMETERS = 4, 10
+
 
 @click.command(cls=Verb)
 @click.argument("files", nargs=-1, required=True, type=options.PATH)
 @options.output("posterior", required=False)
-@click.option("--check", is_flag=True, help="Print the conflict report: how far each shard is from the others.")
-@click.option("--accept-unconverged", is_flag=True, help="Take also fits that did not end well.")
+@click.option(
+    "--check",
+    is_flag=True,
+    help="Print the conflict report: how far each shard's fit is from the product of the others.",
+)
+@click.option(
+    "--accept-unconverged",
+    is_flag=True,
+    help="Also take fits whose status is not ok: not converged, or flat in a direction.",
+)
 @options.product
 @options.seed
 def combine(
@@ -32,10 +43,11 @@ def combine(
     product: ProductOptions,
     seed: int,
 ) -> None:
-    """Multiply the shards' FILES into the posterior of all rows. No rows and no model code are needed.
+    """Multiply the shards' fits in FILES into the posterior of all rows. No rows and no model code are needed.
 
-    A posterior among the FILES is updated: late shards are put in, and take the place of what stood in for them.
-    Statistics of columns (epvi stats) among them are left out.
+    A posterior among the FILES is updated: late shards' fits are multiplied in, in the place of their stand-ins, and
+    its certificate and refinement, which were of the posterior without them, are dropped. Statistics of columns (epvi
+    stats) among the FILES are left out.
 
     \b
     Examples:
@@ -70,10 +82,15 @@ def combine(
 
 
 def _in_detail(report: "Conflict") -> list[str]:
-    """The farthest parameters of the shards that are flagged."""
+    """A table for each shard that is flagged: its parameters that are farthest from the others."""
     flagged = [shard for shard, flag in zip(report.shards, report.flagged, strict=True) if flag]
-    tables = {report.labels[report.shards.index(shard)]: report.shard(shard).splitlines() for shard in flagged[:4]}
-    return ["\n".join([f"\nshard {label}, by parameter:", *lines[:11]]) for label, lines in tables.items()]
+    tables = {
+        report.labels[report.shards.index(shard)]: report.shard(shard).splitlines() for shard in flagged[:_MOST_FLAGGED]
+    }
+    return [
+        "\n".join([f"\nshard {label}, by parameter:", *lines[: 1 + _MOST_PARAMETERS]])
+        for label, lines in tables.items()
+    ]
 
 
 def _updated(found: "list[tuple[Path, ShardFit | Posterior]]", check: bool, accept_unconverged: bool) -> "Posterior":

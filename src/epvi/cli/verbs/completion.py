@@ -1,4 +1,4 @@
-"""The verb that makes the Tab key complete: `completion`."""
+"""`epvi completion`: the script that makes the Tab key complete."""
 
 import click
 

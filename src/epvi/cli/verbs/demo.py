@@ -1,4 +1,4 @@
-"""The verb that shows how it works: `demo`."""
+"""`epvi demo`: a study of simulated sites, to see how it works."""
 
 import io
 import tempfile
@@ -11,15 +11,20 @@ from epvi.cli import options
 from epvi.cli.output import Results, Verb, give, results
 from epvi.ground.printable import shown
 
+# Sites as in the examples of all help texts; so few rows of each, and columns, that all fits take seconds.
 _SITES, _ROWS, _COLUMNS = 6, 1000, 4
 
 
 @click.command(cls=Verb)
-@click.option("--into", type=options.PATH, help="Keep the simulated tables and the files in this folder.")
+@click.option(
+    "--into",
+    type=options.PATH,
+    help="Keep the simulated tables and all files in this folder; if left out, they are removed.",
+)
 @options.seed
 @click.pass_context
 def demo(context: click.Context, into: Path | None, seed: int) -> None:
-    """Fit six simulated sites apart and combine them, to see it work.
+    """Simulate six sites, fit each on its own and combine the fits, with the commands of a study.
 
     \b
     Example:
@@ -49,7 +54,7 @@ def _run(context: click.Context, verb: click.Command, arguments: list[str]) -> N
 
 
 def _simulate(folder: Path, seed: int) -> dict[str, Any]:
-    """A table for every site, and the weights that made them."""
+    """Write a table for every site; gives the coefficients that they were simulated with."""
     import numpy as np
 
     from epvi.ground.atomic import write_whole
@@ -73,8 +78,8 @@ def _tell(folder: Path, truth: dict[str, Any]) -> None:
     summary = posterior.summary()
     weights = {f"w[{i}]": float(weight) for i, weight in enumerate(truth["w"])}
     found = {name: summary[name] for name in weights}
-    lines = [f"  {n}: {found[n]['mean']:.3f} ± {found[n]['sd']:.3f}, made with {w:.3f}" for n, w in weights.items()]
-    words = "\nThe rows were never in one place, and the posterior knows the weights that made them:\n" + "\n".join(
-        lines
-    )
+    lines = [
+        f"  {n}: {found[n]['mean']:.3f} ± {found[n]['sd']:.3f}, simulated with {w:.3f}" for n, w in weights.items()
+    ]
+    words = "\n".join(["\nNo command saw the rows of two sites. The posterior, and what was simulated:", *lines])
     give({"found": found, "made_with": weights, "stands_for": posterior.stands_for}, words)

@@ -45,23 +45,28 @@ class RunOptions:
 @options.gathered(
     "split",
     SplitOptions,
-    click.option("--shards", type=click.IntRange(1), help="Split the rows into so many shards."),
-    click.option("--by", metavar="COLUMN", help="One shard for each value of this column, instead."),
-    click.option("--no-shuffle", is_flag=True, help="Shards are runs of rows in their order."),
+    click.option("--shards", type=click.IntRange(1), help="Deal the rows out at random to this many shards."),
+    click.option("--by", metavar="COLUMN", help="Or make one shard for each value of this column."),
+    click.option("--no-shuffle", is_flag=True, help="With --shards: runs of rows in their order, not at random."),
 )
 @options.inference
 @options.product
 @options.gathered(
     "run",
     RunOptions,
-    click.option("--no-certify", is_flag=True, help="Do not have the shards say whether it can be trusted."),
+    click.option(
+        "--no-certify", is_flag=True, help="Do not score draws of the posterior: no verdict on whether to trust it."
+    ),
     click.option(
         "--refine",
         type=click.IntRange(0),
-        help="Rounds that may improve it; up to three unless said, none with --no-certify.",
+        show_default="at most 10, until it can be trusted; none with --no-certify",
+        help="At most this many refinement rounds.",
     ),
-    click.option("--workers", type=click.IntRange(1), help="Processes to use; all cores unless said."),
-    click.option("--work", type=options.PATH, help="A folder to keep finished shards in; run again to go on."),
+    click.option("--workers", type=click.IntRange(1), show_default="one per core", help="Worker processes."),
+    click.option(
+        "--work", type=options.PATH, help="A folder that keeps the fits of finished shards; run again to go on."
+    ),
     options.seed,
 )
 @options.output("posterior")
@@ -74,17 +79,19 @@ def fit(
     run: RunOptions,
     output: Path,
 ) -> None:
-    """Fit MODEL to rows in one place, in shards on all cores.
+    """Fit MODEL to rows in one place: shards in parallel, on all cores.
 
     MODEL is file.py:function, module:function, or a ready model: logistic, multinomial, poisson, robust_linear, tlsa.
+    The shards' fits are multiplied into the posterior. Then all shards score draws of it, which says whether it can be
+    trusted; if not, it is refined.
 
     \b
     Example:
       epvi fit model.py:logistic --rows susy.parquet --x lepton_pT,missing_energy --y signal \\
           --shards 8 -o posterior.epvi --work run/
 
-    With --work, every shard's file is kept there as soon as it is finished: stopped at any moment and run again, only
-    what is missing is done, and the answer is the same.
+    With --work, the fit of every shard is kept there as soon as it is finished: after a crash or Ctrl-C, run the same
+    command again. Only the missing shards are fitted, and the answer is the same.
     """
     described = rows.as_rows()
     from epvi.run.fit import fit as run_fit

@@ -14,9 +14,9 @@ from epvi.ground.printable import shown
 
 @click.command(cls=Verb)
 @click.argument("files", nargs=-1, required=True, type=options.PATH)
-@click.option("--into", type=options.PATH, help="Write centre and scale into this study.toml.")
+@click.option("--into", type=options.PATH, help="Also write centre and scale into this study.toml.")
 def pool(files: tuple[Path, ...], into: Path | None) -> None:
-    """Pool the sites' statistics into the constants that all standardise with: lines for study.toml.
+    """Pool the sites' statistics in FILES into the constants that all standardise with: lines for study.toml.
 
     \b
     Example:
@@ -41,7 +41,7 @@ def pool(files: tuple[Path, ...], into: Path | None) -> None:
     pooled = pool_stats(list(found.values()))
     constants = pooled.constants()
     data = {"columns": pooled.as_json(), "constants": {name: list(pair) for name, pair in constants.items()}}
-    words = "\n".join(f"[columns.{toml_key(name)}]\n{_said(*pair)}" for name, pair in constants.items())
+    words = "\n".join(f"[columns.{toml_key(name)}]\n{_entries(*pair)}" for name, pair in constants.items())
     if into is not None:
         num_shards = write_constants(into, constants)
         data["file"] = str(into)
@@ -57,7 +57,7 @@ def toml_key(name: str) -> str:
     return name if bare else json.dumps(name)
 
 
-def _said(centre: float, scale: float) -> str:
+def _entries(centre: float, scale: float) -> str:
     return f"centre = {centre!r}\nscale = {scale!r}\n"
 
 
@@ -73,7 +73,7 @@ def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> in
         raise EpviError(f"{path} has no argument that is made of column {strange[0]!r}: pool the columns of the study.")
     text = path.read_text("utf-8")
     for name, (centre, scale) in constants.items():
-        text = _with_constants(text, name, _said(centre, scale))
+        text = _with_constants(text, name, _entries(centre, scale))
     try:
         made = read_study(path, text)
     except EpviError as error:
@@ -84,13 +84,13 @@ def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> in
     return study.num_shards
 
 
-def _with_constants(text: str, name: str, said: str) -> str:
+def _with_constants(text: str, name: str, entries: str) -> str:
     """The text with these lines in the table of a column, in place of those it has, or in a new table at the end."""
     headers = [f"[columns.{toml_key(name)}]", f"[columns.{json.dumps(name)}]"]
     lines = text.splitlines()
     at = next((i for i, line in enumerate(lines) if line.split("#")[0].strip() in headers), None)
     if at is None:
-        return text.rstrip() + f"\n\n{headers[0]}\n{said}"
+        return text.rstrip() + f"\n\n{headers[0]}\n{entries}"
     end = next((i for i in range(at + 1, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
     kept = [line for line in lines[at + 1 : end] if not re.match(r"\s*(centre|scale)\s*=", line)]
-    return "\n".join([*lines[: at + 1], *said.splitlines(), *kept, *lines[end:]]) + "\n"
+    return "\n".join([*lines[: at + 1], *entries.splitlines(), *kept, *lines[end:]]) + "\n"

@@ -21,21 +21,22 @@ if TYPE_CHECKING:
 @rounds.posterior
 @click.argument("scores", nargs=-1, required=True, metavar="SCORES...", type=options.PATH)
 @options.output("posterior")
-@rounds.draws("The file to write the next draws to; draws-2.epvi, say, unless told.")
-@click.option("--last", is_flag=True, help="Take no further step: confirm or undo the last one only.")
+@rounds.draws("The file to write: the next draws, for the sites to score.", "draws-2.epvi, then draws-3.epvi, ...")
+@click.option("--last", is_flag=True, help="Take no further step: only confirm or undo the last one.")
 @rounds.accept_missing
 def refine(
     posterior: Path, scores: tuple[Path, ...], output: Path, draws: Path | None, last: bool, accept_missing: bool
 ) -> None:
-    """Improve POSTERIOR by what all sites say of its draws: a step towards the posterior of all rows.
+    """Improve POSTERIOR by all sites' SCORES of its draws: a natural-gradient step on the ELBO of all rows.
 
-    The SCORES of the next round confirm the step or undo it. When nothing is left to improve it says so, and writes the
-    posterior with its certificate and no draws.
+    It writes the posterior after the step and draws of it, for the sites to score again: the SCORES of the next round
+    confirm the step or undo it. When no step is worth another round it says so, and writes the posterior with its
+    certificate and no draws.
 
     \b
     Examples:
       epvi refine posterior.epvi   scores-*.epvi -o posterior-2.epvi --draws draws-2.epvi
-      epvi refine posterior-2.epvi scores-*.epvi -o posterior-3.epvi --last    (what the sites said of draws-2.epvi)
+      epvi refine posterior-2.epvi scores-*.epvi -o posterior-3.epvi --last    (scores of draws-2.epvi)
     """
     if last:
         options.refuse_given("draws", why="--last takes no step that would be asked about")

@@ -21,13 +21,19 @@ if TYPE_CHECKING:
 @click.argument("draws", metavar="DRAWS", type=options.PATH)
 @options.rows
 @options.which_shard
-@click.option("--exact", is_flag=True, help="Score every row of a tall table, which takes longer.")
-@options.output("scores", required=False, default="scores-3-of-6.epvi")
+@click.option(
+    "--exact",
+    is_flag=True,
+    help="Score every row; otherwise 32,768 rows and more are scored by a part of them, with standard errors.",
+)
+@options.output("scores", required=False, default="scores-3-of-6.epvi for shard 3/6")
 def score(model: ModelOptions, draws: Path, rows: RowOptions, which: str, exact: bool, output: Path | None) -> None:
-    """Answer the centre's DRAWS at a site: how well each explains the rows that the shard was fitted to.
+    """Score the centre's DRAWS with a site's rows, and write the file that it sends.
 
-    MODEL and the options of rows are those that epvi shard was given: file.py:function, module:function, a ready model,
-    or study.toml, which says all but the rows.
+    The score of a draw is the log likelihood of the rows that the shard was fitted to, plus its share of the log prior.
+    The file also has gradients and Hessians at the posterior's modes, and averages of both around them if the draws ask
+    for moments. Give MODEL and the rows as to epvi shard: file.py:function, module:function, a ready model, or
+    study.toml, which says all but the rows.
 
     \b
     Examples:
@@ -44,7 +50,7 @@ def score(model: ModelOptions, draws: Path, rows: RowOptions, which: str, exact:
     from_where = _from_study if model.is_study else _from_options
     made = from_where(model, rows, asked, which, exact, output)
     path = made.save(output or unnamed("scores", made.shard, made.num_shards))
-    how = "with every row" if made.exact else f"known to {float(max(made.errors)):.2g} nats or better"
+    how = "with every row" if made.exact else f"with standard errors of at most {float(max(made.errors)):.2g} nats"
     words = (
         f"Shard {made.label}: {counted(len(made.values), 'draw')} scored on {counted(made.num_rows, 'row')}, {how}.\n"
         f"Wrote {shown(path)} ({size_of(path)}); epvi show {shown(path)} prints all that is in it."

@@ -34,12 +34,14 @@ class PartOptions:
     "part",
     PartOptions,
     options.which_shard,
-    click.option("--prior", metavar="2/8", help="Its share of the prior, when not one of the number of shards."),
-    click.option("--no-rows", is_flag=True, help="Stand in for a missing site: its share of the prior only."),
+    click.option(
+        "--prior", metavar="2/6", show_default="1/6 for shard 3/6, or the study's", help="Its share of the prior."
+    ),
+    click.option("--no-rows", is_flag=True, help="Stand in for a missing site: a Gaussian for its share of the prior."),
 )
 @options.inference
 @options.seed
-@options.output("shard", required=False, default="shard-3-of-6.epvi")
+@options.output("shard", required=False, default="shard-3-of-6.epvi for shard 3/6")
 def shard(
     model: ModelOptions,
     rows: RowOptions,
@@ -50,14 +52,15 @@ def shard(
 ) -> None:
     """Fit one site's shard and write the file that it sends.
 
-    MODEL is file.py:function, module:function, a ready model, or study.toml: a study says all but the rows. A model
-    file is a program: read one that was sent to you. That of a study is named, with its hash, before it runs.
+    MODEL is file.py:function, module:function, a ready model (logistic, multinomial, poisson, robust_linear, tlsa), or
+    study.toml, which says all but the rows. A model file is a program: read it before you run it. The path and the hash
+    of a study's model file are printed before it runs.
 
     \b
     Examples:
       epvi shard model.py:logistic --rows site3.csv --x age,chol --y num --shard 3/6 -o site-3.epvi
       epvi shard study.toml --rows site3.csv --shard 3/6             (writes shard-3-of-6.epvi)
-      epvi shard study.toml --rows site1.csv --shard 1/6 --prior 2/6 -o site-1.epvi    (carries a missing site's share)
+      epvi shard study.toml --rows site1.csv --shard 1/6 --prior 2/6 -o site-1.epvi    (with a missing site's share)
       epvi shard study.toml --no-rows --shard 3/6 -o site-3.epvi                        (until site 3's rows come)
 
     Nothing but the file leaves the site: epvi show site-3.epvi prints all that is in it.
@@ -73,7 +76,7 @@ def shard(
         f"Wrote {shown(path)} ({size_of(path)}); epvi show {shown(path)} prints all that is in it."
     )
     if not made.status.ok:
-        words += f"\nepvi combine will refuse {shown(path)} as it is."
+        words += f"\nepvi combine refuses {shown(path)} as it is, unless told --accept-unconverged."
     give({**about_fit(made), "file": str(path)}, words)
 
 

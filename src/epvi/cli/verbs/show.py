@@ -11,11 +11,16 @@ from epvi.cli.output import Verb, about_fit, about_posterior, give
 @click.command(cls=Verb)
 @click.argument("file", type=options.PATH)
 def show(file: Path) -> None:
-    """Print everything that is in FILE, in words: what leaves a site when the file is sent.
+    """Print what is in FILE, before it is sent.
+
+    A shard's fit, statistics, draws and scores are printed in full; long lists, and matrices of more than 30
+    parameters, only with --json. Of a posterior the status, certificate and summary are printed, and whose fits are in
+    it.
 
     \b
-    Example:
+    Examples:
       epvi show site-3.epvi
+      epvi show scores-3-of-6.epvi --json
     """
     from epvi.cli.describe.column_stats import stats_text
     from epvi.cli.describe.draws import draws_json, draws_text

@@ -1,4 +1,4 @@
-"""`epvi stats`: a site's counts, means and sds of columns, before anybody fits."""
+"""`epvi stats`: counts, means and sds of a site's columns, before anybody fits."""
 
 from pathlib import Path
 
@@ -9,18 +9,26 @@ from epvi.cli.option_values import RowOptions
 from epvi.cli.output import Verb, busy, give, size_of
 from epvi.ground.printable import shown
 
+# Values that a column needs to be told of, the default of `column_stats`: a mean of fewer tells of single rows.
+_MIN_ROWS = 10
+
 
 @click.command(cls=Verb)
 @click.argument("study", required=False, metavar="[STUDY.TOML]", type=click.Path(readable=False))
 @options.rows
 @click.option(
-    "--min-rows", default=10, show_default=True, type=click.IntRange(2), help="Refuse columns with fewer values."
+    "--min-rows",
+    default=_MIN_ROWS,
+    show_default=True,
+    type=click.IntRange(2),
+    help="Refuse columns with fewer values than this.",
 )
 @options.output("stats")
 def stats(study: str | None, rows: RowOptions, min_rows: int, output: Path) -> None:
     """Write counts, means and sds of a site's columns of numbers, and nothing else.
 
-    The centre pools them (epvi pool) into constants with which all sites standardise.
+    Missing values are counted too. The centre pools all sites' statistics (epvi pool) into the constants that all
+    standardise with. With a study, the columns and --min-rows are the study's.
 
     \b
     Examples:

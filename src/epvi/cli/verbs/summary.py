@@ -13,12 +13,17 @@ if TYPE_CHECKING:
     from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 
+# Probabilities, the defaults of `Posterior.summary`: the median and an interval of nine tenths.
+_QUANTILES = "0.05,0.5,0.95"
+
 
 @click.command(cls=Verb)
 @click.argument("file", type=options.PATH)
-@click.option("--quantiles", default="0.05,0.5,0.95", show_default=True, help="Which quantiles to print.")
+@click.option("--quantiles", default=_QUANTILES, show_default=True, help="Probabilities of the quantiles to print.")
 def summary(file: Path, quantiles: str) -> None:
-    """Print means, sds and quantiles of the parameters of a posterior, or of one shard alone.
+    """Print means, sds and quantiles of the parameters of a posterior, or of one shard's fit.
+
+    A posterior with a certificate is summarised with its importance weights, where they are even enough.
 
     \b
     Example:
