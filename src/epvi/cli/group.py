@@ -82,7 +82,7 @@ class _Verbs(click.Group):
             _give_error(ctx, error.format_message())
             raise _printable(error) from None
         except (KeyboardInterrupt, click.Abort):
-            # Click makes one of the other where a verb runs another.
+            # Click turns the one into the other where a verb runs another.
             click.echo(
                 "epvi: interrupted. Every file is whole or not there; with --work, run it again to go on.", err=True
             )

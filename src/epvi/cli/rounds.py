@@ -1,8 +1,7 @@
 """What the verbs of later rounds share: the centre's draws go out to the sites, the sites' scores come back."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from epvi.wire.answer import Scores
     from epvi.wire.request import Draws
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 posterior = click.argument("posterior", metavar="POSTERIOR", type=options.PATH)
 accept_missing = click.option(
     "--accept-missing",
@@ -24,7 +21,7 @@ accept_missing = click.option(
 )
 
 
-def draws(text: str, default: str = "") -> Callable[[F], F]:
+def draws(text: str, default: str = "") -> options.Decorator:
     """The file to write draws to; refused before any work is done when it cannot be written."""
 
     def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
@@ -42,6 +39,7 @@ def load_scores(files: tuple[Path, ...]) -> "list[Scores]":
 
 
 def at_every_site(path: Path, asked: "Draws") -> str:
-    """The command by which a site scores the draws in a file."""
+    """The command by which a site scores the draws in a file, for the last of the shards."""
     share = asked.shares[-1]
-    return f"At every site: epvi score MODEL {shown(path)} --rows ROWS --shard {share.shard}/{share.num_shards}"
+    shard = f"{share.shard}/{share.num_shards}"
+    return f"At every site: epvi score MODEL {shown(path)} --rows ROWS --shard {shard}    (for its own shard)"

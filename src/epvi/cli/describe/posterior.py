@@ -43,8 +43,8 @@ def _rounds(posterior: "Posterior") -> list[tuple[str, str]]:
         first, *more = str(found).splitlines()
         lines = [("certificate", first), *(("", line) for line in more)]
         lines.append(("", f"the {found.num_draws:,} scored draws and their importance weights are in this file too"))
-        p_values = [f"{fit.label} {p:.2g}" for fit, p in zip(_with_rows(posterior), found.conflict, strict=True)]
-        lines.append(("", f"score test of each shard against the others, p-values: {', '.join(p_values)}"))
+        p_values = [f"{fit.label}: {p:.2g}" for fit, p in zip(_with_rows(posterior), found.conflict, strict=True)]
+        lines.append(("", f"score test of each shard against the others, p-values: {'; '.join(p_values)}"))
         if found.doubt:
             lines.append(("", f"standard error of a draw's score, by the weights: {found.doubt:.2g} nats"))
     if step is not None:

@@ -41,9 +41,9 @@ def scores_text(file: Path, scores: "Scores") -> str:
             lines += _derivatives(gradient, hessian)
     ending = (
         f"That is all: {scores.num_numbers:,} numbers (epvi show --json prints every one), and the text above. No row"
-        " and no value of a column is in it, but every number is a sum over the site's rows: log likelihoods, gradients"
-        " and Hessians at and around the posterior. A gradient gives as many equations about the rows as there are"
-        " parameters, a Hessian half the square of that; docs/multi-site.md says what that can tell."
+        " and no value of a column is in it, but each score is a sum over the site's rows, and so are the gradients and"
+        " Hessians of log likelihoods at and around the posterior. A gradient gives as many equations about the rows as"
+        " there are parameters, a Hessian half the square of that; docs/multi-site.md says what that can tell."
     )
     return f"{lined_up(lines, left=(0, 1))}\n\n{ending}"
 

@@ -2,16 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from epvi.cli import options, rounds
 from epvi.cli.output import Verb, about_posterior, busy, counted, give, size_of
 from epvi.ground.printable import shown
-
-if TYPE_CHECKING:
-    pass
 
 # The exit code of "do not trust": the next after those of refusals (1) and of wrong usage (2).
 NOT_TRUSTED = 3

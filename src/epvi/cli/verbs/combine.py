@@ -60,7 +60,7 @@ def combine(
     from epvi.hub.posterior.posterior import Posterior
     from epvi.wire.shard_fit import ShardFit
 
-    with busy(f"combining {len(files)} files"):
+    with busy(f"combining {counted(len(files), 'file')}"):
         found = _fits_and_posteriors(files)
         if any(isinstance(made, Posterior) for _, made in found):
             posterior = _updated(found, check, accept_unconverged)
