@@ -487,6 +487,16 @@ def test_all_rows_in_one_place_are_fitted(folder, tmp_path):
     np.testing.assert_allclose(found.mixture.covariance(), np.linalg.inv(precision), rtol=1e-8)
 
 
+def test_a_demo_of_few_rows_prints_the_commands_or_one_json_object(tmp_path, monkeypatch):
+    monkeypatch.setattr("epvi.cli.verbs.demo._SITES", 1)
+    monkeypatch.setattr("epvi.cli.verbs.demo._ROWS", 20)
+    said = call_json("demo", "--into", tmp_path)
+    assert list(said["made_with"]) == list(said["found"]) == ["w[0]", "w[1]", "w[2]", "w[3]"]
+    words = call("demo", "--into", tmp_path).stdout
+    assert re.findall(r"^\$ epvi (\w+)", words, flags=re.MULTILINE) == ["shard", "combine"]
+    assert f"w[0]: {said['found']['w[0]']['mean']:.3f} ± " in words
+
+
 @pytest.mark.slow
 def test_the_demo_finds_the_weights_that_made_its_rows(tmp_path):
     said = call_json("demo", "--into", tmp_path)

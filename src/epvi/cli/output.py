@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import io
 import json
 import math
 import sys
@@ -29,7 +30,7 @@ _KILOBYTES_FROM = 10_000
 class Results:
     """Where a verb's results go, and whether as one JSON object or in words."""
 
-    file: TextIO
+    file: TextIO | io.StringIO
     as_json: bool
 
 
