@@ -5,6 +5,7 @@ import ctypes
 import gc
 import mmap
 import os
+import signal
 import tempfile
 from pathlib import Path
 
@@ -47,6 +48,9 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     """Before anything is compiled, in this process and, by the environment, in those that it starts."""
+    # A shell that runs the tests in the background makes them, and all that they start, ignore interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--quick-compile"):
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
         jax.config.update("jax_disable_most_optimizations", True)

@@ -13,7 +13,7 @@ import pytest
 from commands import MODEL, call, call_json, command, environment
 
 import epvi
-from epvi.cli.door import _VERBS
+from epvi.cli.group import _VERBS
 from epvi.study.references import READY
 from epvi.study.study import covariances
 
@@ -485,6 +485,16 @@ def test_all_rows_in_one_place_are_fitted(folder, tmp_path):
     found = epvi.load(target)
     np.testing.assert_allclose(found.mixture.mean(), np.linalg.solve(precision, x[:, :2].T @ x[:, 2]), rtol=1e-8)
     np.testing.assert_allclose(found.mixture.covariance(), np.linalg.inv(precision), rtol=1e-8)
+
+
+def test_a_demo_of_few_rows_prints_the_commands_or_one_json_object(tmp_path, monkeypatch):
+    monkeypatch.setattr("epvi.cli.verbs.demo._SITES", 1)
+    monkeypatch.setattr("epvi.cli.verbs.demo._ROWS", 20)
+    said = call_json("demo", "--into", tmp_path)
+    assert list(said["made_with"]) == list(said["found"]) == ["w[0]", "w[1]", "w[2]", "w[3]"]
+    words = call("demo", "--into", tmp_path).stdout
+    assert re.findall(r"^\$ epvi (\w+)", words, flags=re.MULTILINE) == ["shard", "combine"]
+    assert f"w[0]: {said['found']['w[0]']['mean']:.3f} ± " in words
 
 
 @pytest.mark.slow

@@ -226,7 +226,7 @@ def test_long_names_and_many_threads_are_no_trouble(tmp_path):
 
 
 def test_predictions_are_replaced_in_the_same_way(tmp_path):
-    from epvi.cli.predicting import write_predictions
+    from epvi.cli.verbs.predict import write_predictions
 
     for ending in ("csv", "parquet", "npz"):
         file = tmp_path / f"predicted.{ending}"

@@ -1,9 +1,9 @@
-"""The command line: verbs are rooms. Results go to stdout, progress to stderr.
+"""The command line: one file per verb. Results go to stdout; progress, the log and refusals to stderr.
 
-Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 3 not to be trusted (with `--strict`), 130 interrupted. This
-package imports what a verb needs only when the verb runs, so that help and completion answer at once.
+Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 3 not to be trusted (`certify --strict`), 130 interrupted.
+What a verb computes with is imported only when the verb runs, so that help and completion answer at once.
 """
 
-from epvi.cli.door import main
+from epvi.cli.group import main
 
 __all__ = ["main"]

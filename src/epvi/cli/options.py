@@ -1,25 +1,60 @@
-"""Options that several verbs share, and what they become: rows, an inference, a product, fixed arguments."""
+"""Options that several verbs share, and refusals of options that would not be heeded.
 
+A group of options reaches a verb as one small object (`gathered`), so that a verb's signature stays short and typed.
+"""
+
+import dataclasses
 import functools
-import json
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
-from epvi.cli.writing import check_kind
+from epvi.cli.option_values import InferenceOptions, ModelOptions, ProductOptions, RowOptions
+from epvi.cli.writing import CALLED, check_kind
 from epvi.study.references import READY
 
-if TYPE_CHECKING:
-    from epvi.hub.product.result import Product
-    from epvi.site.fit.nvi import NVI
-    from epvi.site.rows.rows import Rows
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-F = TypeVar("F", bound=Callable[..., Any])
-
+# Defaults of `epvi.NVI`, which help must show without importing it: Gaussians in a shard's fit, and sweeps.
+_COMPONENTS, _MAX_SWEEPS = 4, 20
+# The largest seed: JAX makes a key of 32 bits.
+_LARGEST_SEED = 2**32 - 1
 # A file that may not be read is refused where it is read, as one that is not there.
 PATH = click.Path(readable=False, path_type=Path)
+
+
+def gathered(name: str, kind: type, *options: Decorator) -> Decorator:
+    """Options that reach a verb as one argument, an object of a dataclass that has a field for each of them."""
+    fields = [field.name for field in dataclasses.fields(kind)]
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(verb)
+        def called(**given: Any) -> Any:
+            made = kind(**{field: given.pop(field) for field in fields if field in given})
+            return verb(**given, **{name: made})
+
+        return functools.reduce(lambda function, option: option(function), reversed(options), called)
+
+    return decorate
+
+
+class Registered(click.Choice):
+    """A choice by name: one of epvi's own, or one that a plugin has registered, looked up only when it is named."""
+
+    def __init__(self, own: list[str], registry: str) -> None:
+        super().__init__(own)
+        self._registry = registry
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The name, or a refusal that lists those that are known."""
+        if value not in self.choices:
+            module, _, name = self._registry.partition(":")
+            registered = getattr(importlib.import_module(module), name).names()
+            self.choices = (*self.choices, *(one for one in registered if one not in self.choices))
+        return super().convert(value, param, ctx)
 
 
 def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -30,210 +65,154 @@ def _complete_model(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(incomplete, type="file"), *ready]
 
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of words.")
-model = click.argument("model", metavar="MODEL", shell_complete=_complete_model)
-seed = click.option("--seed", default=0, show_default=True, type=click.IntRange(0, 2**32 - 1), help="Seed.")
-fixed = click.option(
-    "--set", "fixed", multiple=True, metavar="NAME=VALUE", help="Fix an argument: num_classes=3, or places=@places.npy."
+_MODEL = (
+    click.argument("reference", metavar="MODEL", shell_complete=_complete_model),
+    click.option(
+        "--set",
+        "fixed",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="Fix an argument of the model: num_classes=3, or the array in a file, places=@places.npy.",
+    ),
+)
+model = gathered("model", ModelOptions, *_MODEL)
+model_or_study = gathered(
+    "model",
+    ModelOptions,
+    *_MODEL,
+    click.option(
+        "--allow-module", is_flag=True, help="Let study.toml name a function of an installed module, and run it."
+    ),
 )
 
-allow_module = click.option(
-    "--allow-module", is_flag=True, help="Let study.toml name a model in an installed module, and run it."
-)
-
-
-def output(kind: str, *, required: bool = True, default: str = "") -> Callable[[F], F]:
-    """The file to write; refused before any work is done when it cannot be written, or would replace something else."""
-
-    def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
-        return path if path is None else check_kind(path, kind)
-
-    said = f"The file to write the {kind} to{f'; {default}, say, unless told' if default else ''}."
-    return click.option("-o", "--output", required=required, type=PATH, callback=check, help=said)
-
-
-def refuse_settled(context: click.Context, study: str, *more: str) -> None:
-    """Refuse options that the study has settled."""
-    refuse_given(context, *_SETTLED, *more, why=f"{study} settles it, or should")
-
-
-def is_study(context: click.Context, model: str, *more: str) -> bool:
-    """Whether MODEL is a study; options that would not be heeded then, or otherwise, are refused."""
-    if model.endswith(".toml"):
-        refuse_settled(context, model, *more)
-        return True
-    refuse_given(context, "allow_module", why="it goes with a study; a model that you name yourself may be a module's")
-    return False
-
-
-def refuse_given(context: click.Context, *names: str, why: str) -> None:
-    """Refuse options that would not be heeded."""
-    for param in context.command.params:
-        given = context.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
-        if given and param.name in names:
-            raise click.UsageError(f"Leave {param.opts[0]} out: {why}.")
-
-
-_SETTLED = ("x", "y", "more", "levels", "limits", "drop_missing", "fixed", "min_rows")
-
-
-def _together(*options: Callable[[F], F]) -> Callable[[F], F]:
-    return lambda function: functools.reduce(lambda made, option: option(made), reversed(options), function)
-
-
-rows = _together(
+_ROWS = (
     click.option(
         "--rows",
+        "files",
         multiple=True,
         metavar="FILE",
-        help="CSV(.gz), Parquet or a folder of it, .npz or .npy; again for more.",
+        help="CSV(.gz), Parquet, .npz or .npy file, folder of Parquet files, or glob in quotes; repeat for more.",
         type=click.Path(readable=False),
     ),
-    click.option("--x", metavar="A,B,C", help="Source columns of the argument x, as a matrix."),
+    click.option("--x", metavar="A,B,C", help="Source columns of the argument x, a matrix."),
     click.option("--y", metavar="A", help="Source column of the argument y."),
     click.option(
         "--column",
         "more",
         multiple=True,
         metavar="NAME=A[,B]",
-        help="Source columns of another argument; NAME=A, makes a matrix of one.",
+        help='Source columns of another argument; "NAME=A," makes a matrix of one. Without --x, --y and --column, every'
+        " column is the argument of its name.",
     ),
-    click.option("--levels", multiple=True, metavar="A=1,2,3", help="A column's categories, in order."),
+    click.option("--levels", multiple=True, metavar="A=1,2,3", help="The categories of a column, in order."),
     click.option(
-        "--limits", multiple=True, metavar="A=LOW:HIGH", help="A column's plausible range; either end may be left out."
+        "--limits",
+        multiple=True,
+        metavar="A=LOW:HIGH",
+        help="The plausible range of a column: values outside are refused. Either end may be left out.",
     ),
-    click.option("--drop-missing", is_flag=True, help="Leave out rows that lack a value."),
+    click.option("--drop-missing", is_flag=True, help="Leave out rows that lack a value of a column that is used."),
 )
-inference = _together(
+rows = gathered("rows", RowOptions, *_ROWS)
+rows_in_one_place = gathered(
+    "rows",
+    RowOptions,
+    *_ROWS,
     click.option(
-        "--components", default=4, show_default=True, type=click.IntRange(1), help="At most so many Gaussians."
+        "--standardise",
+        is_flag=True,
+        help="Standardise the columns of matrices by all these rows, but no categories and no columns of two values.",
+    ),
+)
+
+inference = gathered(
+    "inference",
+    InferenceOptions,
+    click.option(
+        "--components",
+        default=_COMPONENTS,
+        show_default=True,
+        type=click.IntRange(1),
+        help="At most this many Gaussians in a shard's fit.",
     ),
     click.option(
         "--covariance",
-        type=click.Choice(["auto", "spherical", "diagonal", "full"]),
+        type=Registered(["auto", "spherical", "diagonal", "full"], "epvi.gaussian.structures:STRUCTURES"),
         default="auto",
         show_default=True,
-        help="Their family; auto is full up to 100 parameters.",
+        help="The structure of their covariances; auto is full up to 100 parameters and diagonal above.",
     ),
     click.option("--no-merge", is_flag=True, help="Keep all components with equal weights, as in the paper."),
     click.option(
-        "--max-sweeps", default=20, show_default=True, type=click.IntRange(1), help="Stop after so many sweeps."
+        "--max-sweeps",
+        default=_MAX_SWEEPS,
+        show_default=True,
+        type=click.IntRange(1),
+        help="Stop the fit of a shard after this many sweeps.",
     ),
 )
-product = _together(
+product = gathered(
+    "product",
+    ProductOptions,
     click.option(
         "--product",
-        type=click.Choice(["auto", "exact", "chain", "subset", "anchored"]),
+        type=Registered(["auto", "exact", "chain", "subset", "anchored"], "epvi.hub.product.known:PRODUCTS"),
         default="auto",
         show_default=True,
-        help="How mixtures are multiplied; auto is exact when small.",
+        help="How the fits are multiplied; auto is exact up to 10,000 components and anchored above.",
     ),
     click.option(
-        "--samples", type=click.IntRange(1), help="Product components to sample, with chain, subset and anchored."
+        "--samples",
+        type=click.IntRange(1),
+        help="How many product components to sample, with chain, subset or anchored.",
     ),
+)
+which_shard = click.option(
+    "--shard", "which", required=True, metavar="3/6", help="Which shard of how many; with a study, its name will do."
+)
+seed = click.option(
+    "--seed", default=0, show_default=True, type=click.IntRange(0, _LARGEST_SEED), help="Seed of the random numbers."
 )
 
 
-def make_source(options: dict[str, Any]) -> str | list[str]:
-    """The file or files that hold the rows."""
-    given = list(options["rows"])
-    if not given:
-        raise click.UsageError("Missing option '--rows'.")
-    return given[0] if len(given) == 1 else given
+def output(kind: str, *, required: bool = True, default: str = "") -> Decorator:
+    """The file to write, and what its name is by `default`.
 
+    It is refused before any work is done when it cannot be written, or would replace something else.
+    """
 
-def make_rows(options: dict[str, Any], standardise: Any = None) -> "Rows":
-    """The rows that the options describe."""
-    from epvi.site.rows.rows import Rows, check_arguments
+    def check(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
+        return path if path is None else check_kind(path, kind)
 
-    source = make_source(options)
-    columns: dict[str, Any] = {}
-    if options["x"]:
-        columns["x"] = _list(options["x"])
-    if options["y"]:
-        columns["y"] = options["y"]
-    for name, said in _pairs("--column", options["more"]).items():
-        columns[name] = _list(said) if "," in said else said
-    check_arguments(columns)
-    if isinstance(standardise, Mapping):
-        used = [name for of in columns.values() for name in ([of] if isinstance(of, str) else of)]
-        standardise = {name: pair for name, pair in standardise.items() if name in used} or None
-    return Rows(
-        source,
-        standardise=standardise,
-        levels={name: _values(said) for name, said in _pairs("--levels", options["levels"]).items()} or None,
-        limits={name: _range(name, said) for name, said in _pairs("--limits", options["limits"]).items()} or None,
-        drop_missing=options["drop_missing"],
-        **columns,
+    text = f"The file to write: {CALLED[kind]}."
+    return click.option(
+        "-o", "--output", required=required, show_default=default or None, type=PATH, callback=check, help=text
     )
 
 
-def make_inference(options: dict[str, Any]) -> "NVI":
-    """The inference that the options describe."""
-    from epvi.site.fit.nvi import NVI
-    from epvi.study.study import covariances
-
-    return NVI(
-        options["components"],
-        covariances()[options["covariance"]],
-        merge=not options["no_merge"],
-        max_sweeps=options["max_sweeps"],
-    )
+# What a study says, so that options must not.
+_SETTLED = ("x", "y", "more", "levels", "limits", "drop_missing", "fixed", "min_rows")
 
 
-def make_product(options: dict[str, Any]) -> "Product | None":
-    """The product that the options describe."""
-    from epvi.hub.product.anchored import Anchored
-    from epvi.hub.product.chain import Chain
-    from epvi.hub.product.exact import Exact
-    from epvi.hub.product.subset import Subset
-
-    way = {"auto": None, "exact": Exact, "chain": Chain, "subset": Subset, "anchored": Anchored}[options["product"]]
-    if options["samples"] is None:
-        return None if way is None else way()
-    if way in (None, Exact):
-        raise click.UsageError("--samples goes with --product chain, subset or anchored.")
-    return way(num_samples=options["samples"])
+def refuse_settled(study: str, *more: str) -> None:
+    """Refuse options that the study has settled."""
+    refuse_given(*_SETTLED, *more, why=f"{study} settles it, or should")
 
 
-def make_fixed(pairs: Sequence[str]) -> dict[str, Any]:
-    """Fixed arguments: JSON values, arrays from .npy files ("@places.npy"), or else text."""
-    return {name: _value(said) for name, said in _pairs("--set", pairs).items()}
+def refuse_unheeded(model: ModelOptions, *more: str) -> None:
+    """Refuse options that a study has settled, these among them; and without a study the option that goes with one."""
+    if model.is_study:
+        refuse_settled(model.reference, *more)
+    else:
+        refuse_given(
+            "allow_module", why="it goes with a study; a model that you name yourself may be in a module anyway"
+        )
 
 
-def _value(said: str) -> Any:
-    try:
-        return json.loads(said)
-    except ValueError:
-        return said
-
-
-def _pairs(option: str, said: Sequence[str]) -> dict[str, str]:
-    made = {}
-    for one in said:
-        name, equals, value = one.partition("=")
-        if not equals or not name or not value or name in made:
-            raise click.UsageError(f"{option} {one}: write {option} NAME=VALUE, each name once.")
-        made[name] = value
-    return made
-
-
-def _list(said: str) -> list[str]:
-    return [name.strip() for name in said.split(",") if name.strip()]
-
-
-def _values(said: str) -> list[Any]:
-    from epvi.site.rows.numerals import is_plain
-
-    values = _list(said)
-    return [float(value) for value in values] if all(map(is_plain, values)) else values
-
-
-def _range(name: str, said: str) -> tuple[float | None, float | None]:
-    low, colon, high = said.partition(":")
-    try:
-        if not colon:
-            raise ValueError
-        return (float(low) if low else None), (float(high) if high else None)
-    except ValueError:
-        raise click.UsageError(f"--limits {name}={said}: write {name}=LOW:HIGH.") from None
+def refuse_given(*names: str, why: str) -> None:
+    """Refuse options that would not be heeded."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        given = context.get_parameter_source(str(param.name)) is click.core.ParameterSource.COMMANDLINE
+        if given and param.name in names:
+            raise click.UsageError(f"Leave {param.opts[0]} out: {why}.")

@@ -1,15 +1,18 @@
-"""What verbs print: a JSON object or words on stdout, and all else on stderr: a spinner, and what models print."""
+"""What verbs print: a JSON object or words on stdout; the spinner, and what models print, on stderr."""
 
 import contextlib
+import dataclasses
+import io
 import json
 import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
+from epvi.cli.log import logged, verbose, verbosity
 from epvi.ground.printable import shown, shown_lines
 
 if TYPE_CHECKING:
@@ -19,28 +22,43 @@ if TYPE_CHECKING:
     from epvi.wire.shard_fit import ShardFit
 
 
-# Where in a context's `meta` the results go.
-RESULTS = "epvi.results"
+# Bytes from which on a file's size is told in kB: below, a rounded number would hide small differences. Judgement.
+_KILOBYTES_FROM = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Where a verb's results go, and whether as one JSON object or in words."""
+
+    file: TextIO | io.StringIO
+    as_json: bool
 
 
 class Verb(click.Command):
-    """A verb: while it runs, stdout is for its results alone."""
+    """A verb: it has --json and -v, and while it runs, stdout is for its results alone."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        as_json = ["--json", "as_json"]
+        self.params += [click.Option(as_json, is_flag=True, help="Print one JSON object instead of words."), verbose()]
 
     def invoke(self, ctx: click.Context) -> Any:
         """Send what else is printed, by a user's model say, to stderr."""
-        ctx.meta.setdefault(RESULTS, sys.stdout)
-        with contextlib.redirect_stdout(sys.stderr):
+        # A verb that another one runs prints where that one says.
+        file = ctx.obj.file if isinstance(ctx.obj, Results) else sys.stdout
+        ctx.obj = Results(file, ctx.params.pop("as_json"))
+        with contextlib.redirect_stdout(sys.stderr), logged(verbosity(ctx)):
             return super().invoke(ctx)
 
 
-def say(words: str, **style: Any) -> None:
-    """Print words as a result; the terminal is told nothing by what is in them."""
-    click.secho(shown_lines(words), file=click.get_current_context().meta[RESULTS], **style)
+def results() -> Results:
+    """Where the results of the verb that runs go."""
+    return click.get_current_context().obj
 
 
-def give(as_json: bool, data: dict[str, Any], words: str) -> None:
-    """Print the data as one JSON object, or the words."""
-    say(json_line(data) if as_json else words)
+def give(data: dict[str, Any], words: str) -> None:
+    """Print the data as one JSON object, or the words; the terminal obeys nothing that is in them."""
+    click.echo(shown_lines(json_line(data) if results().as_json else words), file=results().file)
 
 
 def json_line(data: dict[str, Any]) -> str:
@@ -83,7 +101,7 @@ def counted(number: int, what: str) -> str:
 def size_of(path: Path) -> str:
     """A file's size in words."""
     size = path.stat().st_size
-    return f"{size:,} bytes" if size < 10_000 else f"{size / 1000:,.0f} kB"
+    return f"{size:,} bytes" if size < _KILOBYTES_FROM else f"{size / 1000:,.0f} kB"
 
 
 def about_fit(fit: "ShardFit") -> dict[str, Any]:
@@ -101,9 +119,9 @@ def _about_step(step: "Step | None") -> dict[str, Any] | None:
 
 def trusted(posterior: "Posterior") -> str:
     """How it went in words: the certificate, where there is one, and whether a step waits to be confirmed."""
-    said = str(posterior.status if posterior.certificate is None else posterior.certificate)
+    text = str(posterior.status if posterior.certificate is None else posterior.certificate)
     waiting = posterior.step is not None and posterior.step.before is not None
-    return f"{said} Its last step is not confirmed yet (epvi refine)." if waiting else said
+    return f"{text} Its last step is not confirmed yet (epvi refine)." if waiting else text
 
 
 def about_posterior(posterior: "Posterior", summary: "Summary") -> dict[str, Any]:

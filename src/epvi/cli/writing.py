@@ -7,7 +7,8 @@ from pathlib import Path
 
 from epvi.ground.errors import EpviError
 
-_CALLED = {
+# What a file of each kind holds.
+CALLED = {
     "shard": "a shard's fit",
     "posterior": "a posterior",
     "stats": "statistics of columns",
@@ -46,9 +47,21 @@ def check_kind(path: Path, kind: str) -> Path:
     except EpviError:
         found = None
     if found not in _ALIKE.get(kind, (kind,)):
-        held = f"holds {_CALLED.get(found, found)}" if found else "epvi did not write it"
+        held = f"holds {CALLED.get(found, found)}" if found else "epvi did not write it"
         raise EpviError(f"{path} is there already and {held}: name another file to write, or remove it.")
     return path
+
+
+def unnamed(kind: str, shard: int, num_shards: int) -> Path:
+    """The file of a shard that the user has not named: shard-3-of-6.epvi, or scores-3-of-6.epvi."""
+    return Path(f"{kind}-{shard}-of-{num_shards}.epvi")
+
+
+def check_unnamed(kind: str, shard: str) -> Path:
+    """The file of shard "3/6" that the user has not named, if it can be written."""
+    from epvi.site.tasks.fit_shard import parse_shard
+
+    return check_kind(unnamed(kind, *parse_shard(shard)), kind)
 
 
 def check_apart(path: Path, inputs: Iterable[str]) -> Path:

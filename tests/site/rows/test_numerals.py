@@ -10,7 +10,7 @@ import pytest
 from sentences import refused
 
 from epvi import Rows
-from epvi.cli import options
+from epvi.cli import parsing
 from epvi.site.rows import csv_file as csvfile
 from epvi.site.rows import formats
 from epvi.site.rows.chunks import TablePart
@@ -139,7 +139,7 @@ def test_decimals_are_numbers_as_long_as_they_keep_their_whole_digits():
 
 
 def test_levels_on_the_command_line_are_numbers_only_where_they_are_written_so():
-    said = options._values
+    said = parsing.levels
     assert said("1,2.5,-3") == [1.0, 2.5, -3.0]
     for text in ("01,02", "1_000,2", "nan,1", "inf,1", "0x1,2", "a,1"):
         assert said(text) == text.split(",")

@@ -1,4 +1,4 @@
-"""The door: the group of all verbs, and what becomes of a refusal."""
+"""The group of all verbs: it imports a verb when it is called, and turns a refusal into a sentence and an exit code."""
 
 import difflib
 import importlib
@@ -8,34 +8,44 @@ from typing import Any
 
 import click
 
+from epvi.cli.log import verbose
 from epvi.cli.output import json_line
 from epvi.engines.compile_cache import cache_environment
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown, shown_lines
 from epvi.ground.version import __version__
 
+# Where in a context's `meta` it says whether the user wants JSON, which refusals of wrong usage need to know.
 _AS_JSON = "epvi.json"
+# The exit code of shells for a process that Ctrl-C ended: 128 and the number of SIGINT.
+INTERRUPTED = 130
+# Columns of a terminal that help texts may fill: wide enough for the commands in them, narrow enough to read.
+_WIDTH = 100
 
-# Each verb, the room it is in, and what `epvi --help` says of it.
+# Each verb, which is in the file of its name, and what `epvi --help` says of it.
 _VERBS = {
-    "demo": ("demo", "Fit six simulated sites apart and combine them, to see it work."),
-    "fit": ("fitting", "Fit a model to rows in one place, in shards on all cores."),
-    "shard": ("fitting", "Fit one site's shard and write the file that it sends."),
-    "show": ("showing", "Print everything that is in a file, in words, before it is sent."),
-    "combine": ("combining", "Multiply the shards' files into the posterior of all rows."),
-    "certify": ("certifying", "Say whether a posterior can be trusted, by scores of its draws."),
-    "score": ("scoring", "Answer the centre's draws at a site, and write the file that it sends."),
-    "refine": ("certifying", "Improve a posterior by the sites' scores, round after round."),
-    "summary": ("showing", "Print means, sds and quantiles of the parameters."),
-    "predict": ("predicting", "Predict rows with a posterior, or score them."),
-    "stats": ("pooling", "Write counts, means and sds of a site's columns, and nothing else."),
-    "pool": ("pooling", "Pool the sites' statistics into constants to standardise with."),
-    "completion": ("completing", "Print the script that makes the Tab key complete."),
+    "demo": "Simulate six sites, fit each on its own and combine the fits.",
+    "fit": "Fit a model to rows in one place: shards in parallel, on all cores.",
+    "shard": "Fit one site's shard and write the file that it sends.",
+    "show": "Print what is in a file, before it is sent.",
+    "combine": "Multiply the shards' fits into the posterior of all rows.",
+    "certify": "Say whether a posterior can be trusted, by importance weights.",
+    "score": "Score the centre's draws with a site's rows; write the file that it sends.",
+    "refine": "Improve a posterior by the sites' scores, a step per round.",
+    "summary": "Print means, sds and quantiles of the parameters.",
+    "predict": "Draw predictions for rows, and score those whose outcome is known.",
+    "stats": "Write counts, means and sds of a site's columns of numbers.",
+    "pool": "Pool the sites' statistics into constants to standardise with.",
+    "completion": "Print the script that makes the Tab key complete.",
 }
 
 
 class _Verbs(click.Group):
     """Imports a verb when it is called, and turns refusals into a sentence and an exit code."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.params.append(verbose())
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -46,11 +56,11 @@ class _Verbs(click.Group):
         if "jax" not in sys.modules:
             # What this process compiles is kept too, as the workers' is.
             os.environ.update(cache_environment())
-        return getattr(importlib.import_module(f"epvi.cli.{_VERBS[cmd_name][0]}"), cmd_name)
+        return getattr(importlib.import_module(f"epvi.cli.verbs.{cmd_name}"), cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
-            formatter.write_dl([(name, said) for name, (_, said) in _VERBS.items()])
+            formatter.write_dl(list(_VERBS.items()))
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         if args and args[0] not in _VERBS and not args[0].startswith("-"):
@@ -71,9 +81,12 @@ class _Verbs(click.Group):
             # Click prints how the verb is used, and exits with 2.
             _give_error(ctx, error.format_message())
             raise _printable(error) from None
-        except KeyboardInterrupt:
-            click.echo("epvi: interrupted: nothing was written, but shards that --work has kept stay.", err=True)
-            sys.exit(130)
+        except (KeyboardInterrupt, click.Abort):
+            # Click turns the one into the other where a verb runs another.
+            click.echo(
+                "epvi: interrupted. Every file is whole or not there; with --work, run it again to go on.", err=True
+            )
+            sys.exit(INTERRUPTED)
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -102,12 +115,16 @@ def _give_error(ctx: click.Context, sentence: str) -> None:
         click.echo(json_line({"error": sentence}))
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDTH},
+    subcommand_metavar="VERB [ARGS]...",
+)
 @click.version_option(__version__, prog_name="epvi")
 def main() -> None:
     """One posterior from data that never meets.
 
-    Every site fits its own rows and sends one small file; the centre multiplies the files into the posterior of all
+    Every site fits its own rows and sends one small file; the centre multiplies the fits into the posterior of all
     the data.
 
     \b
@@ -116,12 +133,17 @@ def main() -> None:
       epvi combine site-*.epvi -o posterior.epvi --check
       epvi summary posterior.epvi
 
-    Can it be trusted? The sites score draws of it:
+    Can the posterior be trusted? The sites score draws of it, which gives importance weights:
 
     \b
       epvi certify posterior.epvi --draws draws.epvi
       epvi score   model.py:logistic draws.epvi --rows site3.csv --x age,chol --y num --shard 3/6
       epvi certify posterior.epvi scores-*.epvi -o posterior.epvi
 
-    With all rows in one place: epvi fit model.py:logistic --rows all.parquet --shards 8 -o posterior.epvi
+    With all rows in one place:
+
+    \b
+      epvi fit model.py:logistic --rows all.parquet --x age,chol --y num --shards 8 -o posterior.epvi
+
+    Exit codes: 0 done, 1 refused with a reason, 2 wrong usage, 3 do not trust (certify --strict), 130 interrupted.
     """

@@ -1,15 +1,13 @@
-"""The verb that makes the Tab key complete: `completion`."""
+"""`epvi completion`: the script that makes the Tab key complete."""
 
 import click
 
-from epvi.cli import options
 from epvi.cli.output import Verb, give
 
 
 @click.command(cls=Verb)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@options.as_json
-def completion(shell: str, as_json: bool) -> None:
+def completion(shell: str) -> None:
     """Print the script that makes the Tab key complete verbs, options, models and files.
 
     \b
@@ -20,9 +18,7 @@ def completion(shell: str, as_json: bool) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from epvi.cli.door import main
-
     made = get_completion_class(shell)
     assert made is not None
-    script = made(main, {}, "epvi", "_EPVI_COMPLETE").source()
-    give(as_json, {"shell": shell, "script": script}, script)
+    script = made(click.get_current_context().find_root().command, {}, "epvi", "_EPVI_COMPLETE").source()
+    give({"shell": shell, "script": script}, script)

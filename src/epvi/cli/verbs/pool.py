@@ -1,61 +1,22 @@
-"""Verbs that settle units before anybody fits: `stats` at a site, `pool` at the centre."""
+"""`epvi pool`: the sites' statistics of columns become constants to standardise with."""
 
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import click
 
 from epvi.cli import options
-from epvi.cli.output import Verb, busy, give, size_of
+from epvi.cli.output import Verb, give
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 
 
 @click.command(cls=Verb)
-@click.argument("study", required=False, metavar="[STUDY.TOML]", type=click.Path(readable=False))
-@options.rows
-@click.option(
-    "--min-rows", default=10, show_default=True, type=click.IntRange(2), help="Refuse columns with fewer values."
-)
-@options.output("stats")
-@options.as_json
-@click.pass_context
-def stats(context: click.Context, study: str | None, **said: Any) -> None:
-    """Write counts, means and sds of a site's columns of numbers, and nothing else.
-
-    The centre pools them (epvi pool) into constants with which all sites standardise.
-
-    \b
-    Examples:
-      epvi stats study.toml --rows site3.csv -o site-3.stats.epvi
-      epvi stats --rows site3.csv --x age,chol --min-rows 20 -o site-3.stats.epvi
-    """
-    from epvi.cli import contents
-    from epvi.files import save_stats
-
-    with busy("reading"):
-        if study is not None:
-            from epvi.study.study import load_study
-
-            options.refuse_settled(context, study)
-            found = load_study(study).stats(options.make_source(said))
-        else:
-            from epvi.site.rows.column_stats import column_stats
-
-            found = column_stats(options.make_rows(said), min_rows=said["min_rows"])
-    path = save_stats(said["output"], found)
-    words = f"{contents.of_stats(path, found)}\nWrote {shown(path)} ({size_of(path)})."
-    give(said["as_json"], {"columns": found.as_json(), "file": str(path)}, words)
-
-
-@click.command(cls=Verb)
 @click.argument("files", nargs=-1, required=True, type=options.PATH)
-@click.option("--into", type=options.PATH, help="Write centre and scale into this study.toml.")
-@options.as_json
-def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
-    """Pool the sites' statistics into the constants that all standardise with: lines for study.toml.
+@click.option("--into", type=options.PATH, help="Also write centre and scale into this study.toml.")
+def pool(files: tuple[Path, ...], into: Path | None) -> None:
+    """Pool the sites' statistics in FILES into the constants that all standardise with: lines for study.toml.
 
     \b
     Example:
@@ -80,14 +41,14 @@ def pool(files: tuple[Path, ...], into: Path | None, as_json: bool) -> None:
     pooled = pool_stats(list(found.values()))
     constants = pooled.constants()
     data = {"columns": pooled.as_json(), "constants": {name: list(pair) for name, pair in constants.items()}}
-    words = "\n".join(f"[columns.{toml_key(name)}]\n{_said(*pair)}" for name, pair in constants.items())
+    words = "\n".join(f"[columns.{toml_key(name)}]\n{_entries(*pair)}" for name, pair in constants.items())
     if into is not None:
         num_shards = write_constants(into, constants)
         data["file"] = str(into)
         words += f"\nWrote centre and scale of {shown(', '.join(constants))} into {shown(into)}."
         if len(found) < num_shards:
             words += f" They are those of {len(found)} of its {num_shards} sites."
-    give(as_json, data, words)
+    give(data, words)
 
 
 def toml_key(name: str) -> str:
@@ -96,7 +57,7 @@ def toml_key(name: str) -> str:
     return name if bare else json.dumps(name)
 
 
-def _said(centre: float, scale: float) -> str:
+def _entries(centre: float, scale: float) -> str:
     return f"centre = {centre!r}\nscale = {scale!r}\n"
 
 
@@ -112,7 +73,7 @@ def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> in
         raise EpviError(f"{path} has no argument that is made of column {strange[0]!r}: pool the columns of the study.")
     text = path.read_text("utf-8")
     for name, (centre, scale) in constants.items():
-        text = _with_constants(text, name, _said(centre, scale))
+        text = _with_constants(text, name, _entries(centre, scale))
     try:
         made = read_study(path, text)
     except EpviError as error:
@@ -123,13 +84,13 @@ def write_constants(path: Path, constants: dict[str, tuple[float, float]]) -> in
     return study.num_shards
 
 
-def _with_constants(text: str, name: str, said: str) -> str:
+def _with_constants(text: str, name: str, entries: str) -> str:
     """The text with these lines in the table of a column, in place of those it has, or in a new table at the end."""
     headers = [f"[columns.{toml_key(name)}]", f"[columns.{json.dumps(name)}]"]
     lines = text.splitlines()
     at = next((i for i, line in enumerate(lines) if line.split("#")[0].strip() in headers), None)
     if at is None:
-        return text.rstrip() + f"\n\n{headers[0]}\n{said}"
+        return text.rstrip() + f"\n\n{headers[0]}\n{entries}"
     end = next((i for i in range(at + 1, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
     kept = [line for line in lines[at + 1 : end] if not re.match(r"\s*(centre|scale)\s*=", line)]
-    return "\n".join([*lines[: at + 1], *said.splitlines(), *kept, *lines[end:]]) + "\n"
+    return "\n".join([*lines[: at + 1], *entries.splitlines(), *kept, *lines[end:]]) + "\n"
