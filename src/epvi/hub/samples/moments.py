@@ -1,8 +1,8 @@
-"""The Gaussian that is fitted to each shard's draws, by its sample mean and covariance, and products of Gaussians.
+"""Fit a Gaussian to each shard's draws by sample mean and covariance, and multiply Gaussians.
 
-Precisions are packed as in `structure.py`: a (d, d) matrix, or (d,) or (1,) numbers where they are diagonal. The
-inverse of a full sample covariance is too large by a factor of about (n − 1) / (n − d − 2): `inflation` says how much
-that is.
+Precisions are packed as in `gaussian/structure.py`: a (d, d) matrix, or (d,) or (1,) numbers if diagonal. The inverse
+of a full sample covariance is too large on average, by the factor (n − 1) / (n − d − 2) for Gaussian draws
+(`inflation`).
 """
 
 import contextlib
@@ -18,14 +18,16 @@ from epvi.ground.errors import EpviError
 from epvi.hub.samples.method import DrawsMethod, Remedies, Shards
 
 Packed = Float[np.ndarray, "..."]
-# Correlations whose least eigenvalue is below this have no inverse to speak of.
+# A correlation matrix with a smaller eigenvalue counts as singular. Judgement: its inverse has about 6 of the 16 digits
+# of float64.
 _SINGULAR = 1e-10
-# So many draws per dimension tell a full covariance well.
+# Draws per dimension from which on a full sample covariance is reliable. Judgement: the bias of its inverse is then
+# about 10 %, the limit `_INFLATION` in shape.py.
 ENOUGH = 10
 
 
 class DrawnGaussian(NamedTuple):
-    """N(μ, Λ⁻¹) with Λ packed."""
+    """The Gaussian N(μ, Λ⁻¹), with Λ packed."""
 
     mean: Float[np.ndarray, " d"]
     precision: Packed
@@ -46,11 +48,11 @@ class DrawnGaussian(NamedTuple):
 
     def sample(self, count: int, rng: np.random.Generator) -> Float[np.ndarray, "n d"]:
         """Independent draws."""
-        # x = L⁻ᵀ z, in rows: z L⁻¹.
+        # x = L⁻ᵀ z, which for row vectors is z L⁻¹.
         return self.mean + times(rng.standard_normal((count, len(self.mean))), inverse(self.root))
 
     def as_mixture(self) -> GaussianMixture:
-        """The same as a mixture of one component."""
+        """The Gaussian as a mixture with one component."""
         covariance = self.covariance
         if covariance.shape == (1,):
             return GaussianMixture.from_covariances(self.mean[None], covariance)
@@ -58,7 +60,7 @@ class DrawnGaussian(NamedTuple):
 
 
 def times(x: Float[np.ndarray, "n d"], packed: Packed) -> Float[np.ndarray, "n d"]:
-    """Xᵀ A for every row x: A x when A is symmetric, Lᵀ x when it is a root."""
+    """xᵀ A for every row x: A x if A is symmetric, Lᵀ x if it is a root L."""
     return x @ packed if packed.ndim == 2 else x * packed
 
 
@@ -68,7 +70,7 @@ def inverse(packed: Packed) -> Packed:
 
 
 def product(gaussians: Sequence[DrawnGaussian]) -> DrawnGaussian:
-    """The normalised product: precisions add, means are averaged with them."""
+    """The normalised product: precisions add up, and the mean is the precision-weighted average."""
     centre = gaussians[0].mean
     precision = np.sum([one.precision for one in gaussians], axis=0)
     eta = np.sum([times((one.mean - centre)[None], one.precision) for one in gaussians], axis=0)
@@ -78,7 +80,7 @@ def product(gaussians: Sequence[DrawnGaussian]) -> DrawnGaussian:
 def fit_gaussians(
     shards: Shards, structure: Structure, remedies: Remedies = DrawsMethod.remedies
 ) -> list[DrawnGaussian]:
-    """The Gaussian of every shard's sample moments, or a refusal when they do not make a density."""
+    """The Gaussian with each shard's sample mean and covariance; refused if a full covariance is singular."""
     if isinstance(structure, Full):
         for m in range(len(shards.theta)):
             _check_covariance(m, shards, remedies)
@@ -86,7 +88,7 @@ def fit_gaussians(
 
 
 def fit_best(shards: Shards) -> list[DrawnGaussian]:
-    """The Gaussians with full covariances where the draws tell them, else with diagonal ones; never a refusal."""
+    """Gaussians with full covariances if there are enough draws, else with diagonal ones; never refused."""
     if min(shards.counts) >= ENOUGH * (shards.dim + 2):
         with contextlib.suppress(EpviError):
             return fit_gaussians(shards, Full())
@@ -94,7 +96,7 @@ def fit_best(shards: Shards) -> list[DrawnGaussian]:
 
 
 def inflation(n: int, d: int, structure: Structure) -> float:
-    """The factor by which precisions come out too large that were fitted to n draws."""
+    """Factor by which a precision fitted to n draws is too large on average (inverse Wishart)."""
     return (n - 1) / (n - d - 2) if isinstance(structure, Full) else 1.0
 
 
@@ -108,10 +110,11 @@ def _covariance_of(draws: Float[np.ndarray, "n d"], structure: Structure) -> Pac
 def _check_covariance(m: int, shards: Shards, remedies: Remedies) -> None:
     draws = shards.theta[m]
     n, d = draws.shape
+    # The inverse covariance is then about twice too large on average. Judgement.
     least = 2 * (d + 2)
     if n < least:
         raise EpviError(
-            f"shard {m} has {n:,} draws for a full covariance of {d} numbers: draw at least"
+            f"shard {m} has {n:,} draws for a full covariance of {d} parameters: draw at least"
             f" {least:,}{remedies.dimensions}."
         )
     if d == 1:
@@ -120,6 +123,6 @@ def _check_covariance(m: int, shards: Shards, remedies: Remedies) -> None:
     if values[0] < _SINGULAR:
         one, other = (shards.layout.labels[i] for i in np.argsort(-np.abs(vectors[:, 0]))[:2])
         raise EpviError(
-            f"shard {m}'s covariance is singular: {one} follows from {other} (and maybe others); leave quantities out"
+            f"shard {m}'s covariance is singular: {one} follows from {other} (and maybe others); leave out quantities"
             f" that are computed from others{remedies.dimensions}."
         )
