@@ -201,7 +201,7 @@ def test_warnings_that_the_user_made_errors_stay_out_of_workers(monkeypatch):
 
 
 def test_workers_start_in_a_program_that_has_closed_its_standard_streams():
-    code = "import os; [os.close(n) for n in (0, 2)]\nfrom epvi import pool\n"
+    code = "import os; [os.close(n) for n in (0, 2)]\nfrom epvi.engines import local as pool\n"
     assert in_a_process(code + "print(pool.Pool(1).submit(exec, 'print(7, flush=True)').exception())") == "None\n"
 
 
