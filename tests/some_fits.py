@@ -12,9 +12,8 @@ from epvi.ground.status import Status
 
 def mixture(k, d, structure, seed=0):
     rng = np.random.default_rng(seed)
-    spread = {0: (k,), 1: (k, d), 2: (k, d, d)}[structure.rank]
-    covariances = rng.gamma(2.0, size=spread)
-    if structure.rank == 2:
+    covariances = rng.gamma(2.0, size=(k, *structure.user_shape(d)))
+    if structure == epvi.Full():
         factors = rng.normal(size=(k, d, d))
         covariances = factors @ np.swapaxes(factors, 1, 2) + np.eye(d)
     weights = rng.dirichlet(np.ones(k))

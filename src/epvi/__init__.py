@@ -8,7 +8,7 @@ from epvi.ground.version import __version__
 if TYPE_CHECKING:
     from epvi.files import load
     from epvi.gaussian.mixture import Estimate, GaussianMixture, NaturalParameters
-    from epvi.gaussian.structure import Diagonal, Full, Spherical
+    from epvi.gaussian.structures import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
     from epvi.hub.agreement.conflict import Conflict
     from epvi.hub.posterior.combine import combine
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _ROOMS = {
     "epvi.files": ["load"],
     "epvi.gaussian.mixture": ["Estimate", "GaussianMixture", "NaturalParameters"],
-    "epvi.gaussian.structure": ["Diagonal", "Full", "Spherical"],
+    "epvi.gaussian.structures": ["Diagonal", "Full", "Spherical"],
     "epvi.ground.errors": ["EpviError"],
     "epvi.hub.agreement.conflict": ["Conflict"],
     "epvi.hub.posterior.combine": ["combine"],

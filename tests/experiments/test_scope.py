@@ -175,7 +175,7 @@ def test_labels_come_in_one_order_when_they_are_said_to_be_exchangeable():
 def test_a_lost_mode_that_no_round_brings_back_may_be_one_of_labels(groups, said):
     space = types.SimpleNamespace(exchangeable=groups)
     mixture = types.SimpleNamespace(structure=epvi.Full())
-    posterior = types.SimpleNamespace(space=space, mixture=mixture, fits=[1, 2])
+    posterior = types.SimpleNamespace(space=space, mixture=mixture, fits=[1, 2], step=None, __dataclass_fields__={})
     lost = f"do not trust: {verdict._LACKS} that shards have found; {verdict._REFINE}."
     text = verdict.when_refined(posterior, lost)
     assert ("exchangeable=[...]" in text) is said

@@ -117,7 +117,7 @@ def test_nothing_more_is_written_after_a_failure(tmp_path, monkeypatch):
 
 def test_columns_of_no_width_beside_large_ones_are_held_in_memory(monkeypatch):
     monkeypatch.setattr(storage, "_MOST_IN_MEMORY", 10)
-    made = storage.stores(5, {"x": ((3,), np.dtype(float)), "none": ((0,), np.dtype(float))})
+    made = storage.spill(5, {"x": ((3,), np.dtype(float)), "none": ((0,), np.dtype(float))})
     for place in made.values():
         block = place.room(5)
         block[...] = 1.0

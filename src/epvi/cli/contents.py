@@ -175,7 +175,7 @@ def _support(described: Any) -> str:
 
 
 def _family(mixture: "GaussianMixture") -> str:
-    return type(mixture.structure).__name__.lower()
+    return mixture.structure.name
 
 
 def component_lines(mixture: "GaussianMixture", space: "Space") -> list[tuple[str, str]]:

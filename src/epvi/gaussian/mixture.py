@@ -16,7 +16,8 @@ from jax.scipy.special import logsumexp
 from jaxtyping import Float
 
 from epvi.gaussian.reduction import ComponentMoments, greedy_merge
-from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import Diagonal, Full, Spherical
 from epvi.ground import validation
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, ArrayLike, in_float64, is_traced
@@ -55,28 +56,34 @@ class GaussianMixture(eqx.Module):
 
     @classmethod
     def from_covariances(
-        cls, means: ArrayLike, covariances: ArrayLike, weights: ArrayLike | None = None
+        cls,
+        means: ArrayLike,
+        covariances: ArrayLike,
+        weights: ArrayLike | None = None,
+        structure: Structure | None = None,
     ) -> "GaussianMixture":
         """From means (K, d) and covariances: (K,) variances are `Spherical`, (K, d) `Diagonal`, (K, d, d) `Full`.
 
-        `weights` sum to 1; without them all components weigh the same.
+        `weights` sum to 1; without them all components weigh the same. Covariances of another structure come in its
+        `user_shape`, with the `structure` named.
         """
         means = validation.finite_array("means", means, ndim=2)
         k, d = means.shape
         if k == 0 or d == 0:
             raise EpviError(f"means has shape {means.shape}: a mixture needs at least one component and one dimension.")
         covariances = validation.finite_array("covariances", covariances)
-        by_shape = {(k,): Spherical(), (k, d): Diagonal(), (k, d, d): Full()}
+        known = (Spherical(), Diagonal(), Full()) if structure is None else (structure,)
+        by_shape = {(k, *one.user_shape(d)): one for one in known}
+        if structure is not None and covariances.shape not in by_shape:
+            shape = (k, *structure.user_shape(d))
+            raise EpviError(f"covariances has shape {covariances.shape}: for {structure!r} pass {shape}.")
         if covariances.shape not in by_shape:
             raise EpviError(
                 f"covariances has shape {covariances.shape}: for {k} components in {d} dimensions pass"
                 f" {(k,)} variances, {(k, d)} variances per coordinate, or {(k, d, d)} matrices."
             )
         structure = by_shape[covariances.shape]
-        if isinstance(structure, Full):
-            validation.positive_definite(covariances)
-        else:
-            validation.positive_variances(covariances)
+        structure.check(covariances)
         packed = covariances.reshape(k, *structure.packed_shape(d))
         return cls(validation.log_weights(weights, k), means, _roots_of_covariances(structure, packed), structure)
 
@@ -142,7 +149,7 @@ class GaussianMixture(eqx.Module):
     def covariances(self) -> Float[AnyArray, "K ..."]:
         """The covariances as `from_covariances` takes them: (K,), (K, d) or (K, d, d)."""
         packed = _packed_covariances(self.structure, self.roots)
-        return packed[:, 0] if self.structure.rank == 0 else packed
+        return packed.reshape(len(packed), *self.structure.user_shape(self.dim))
 
     @in_float64
     def mean(self) -> Float[AnyArray, " d"]:
@@ -214,7 +221,7 @@ class GaussianMixture(eqx.Module):
         """The same mixture in a structure that holds at least as much (`Spherical` < `Diagonal` < `Full`)."""
         if not isinstance(structure, Structure):
             raise EpviError(f"structure is {structure!r}: pass Spherical(), Diagonal() or Full(), with its brackets.")
-        if structure.rank < self.structure.rank:
+        if not structure.holds(self.structure):
             names = type(self.structure).__name__, type(structure).__name__
             raise EpviError(f"a {names[0]} mixture does not fit into {names[1]}(): choose a structure that holds more.")
         return self if structure == self.structure else _widen(self, structure)
@@ -324,10 +331,9 @@ def _from_natural(natural: NaturalParameters, structure: Structure) -> GaussianM
 
 @in_float64
 def _widen(mixture: GaussianMixture, structure: Structure) -> GaussianMixture:
-    if isinstance(structure, Full):
-        roots = jax.vmap(lambda root: mixture.structure.dense(root, mixture.dim))(mixture.roots)
-    else:
-        roots = jnp.broadcast_to(mixture.roots, mixture.means.shape)
+    chain, roots = mixture.structure.chain(), jnp.asarray(mixture.roots)
+    for narrow in chain[: chain.index(structure)]:
+        roots = jax.vmap(lambda root, narrow=narrow: narrow.widened(root, mixture.dim))(roots)
     return GaussianMixture(mixture.log_weights, mixture.means, roots, structure)
 
 

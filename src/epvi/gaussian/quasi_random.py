@@ -52,21 +52,18 @@ def draw(mixture: GaussianMixture, u: Float[np.ndarray, "n e"]) -> Float[np.ndar
     made = np.empty_like(z)
     for k in np.unique(which):
         own, root = which == k, roots[k]
-        moved = z[own] / root if root.ndim == 1 else solve_triangular(root, z[own].T, lower=True, trans=1).T
-        made[own] = means[k] + moved
+        made[own] = means[k] + mixture.structure.packing.unwhiten(root, z[own])
     return made
 
 
 def log_components(mixture: GaussianMixture, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
     """Log w_k + log N(θ | μ_k, Λ_k⁻¹) at every point, for every k."""
-    d = mixture.dim
+    d, packing = mixture.dim, mixture.structure.packing
     made = []
     parts = zip(*map(np.asarray, (mixture.log_weights, mixture.means, mixture.roots)), strict=True)
     for log_weight, mean, root in parts:
-        delta = theta - mean
-        white = delta * root if root.ndim == 1 else delta @ root
-        diagonal = np.broadcast_to(root, (d,)) if root.ndim == 1 else np.diagonal(root)
-        made.append(log_weight + np.sum(np.log(diagonal)) - 0.5 * np.sum(white**2, axis=1) - 0.5 * d * LOG_2PI)
+        squares = np.sum(packing.whiten(root, theta - mean) ** 2, axis=1)
+        made.append(log_weight + packing.half_log_det(root, d) - 0.5 * squares - 0.5 * d * LOG_2PI)
     return np.stack(made, axis=1)
 
 

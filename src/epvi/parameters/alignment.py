@@ -34,12 +34,12 @@ def order_like(space: Space, theta: np.ndarray, reference: np.ndarray, precision
 def relabelled(mixture: GaussianMixture, orders: Sequence[np.ndarray]) -> GaussianMixture:
     """The mixture with every component's coordinates in an order of its own."""
     means = np.stack([mean[order] for mean, order in zip(np.asarray(mixture.means), orders, strict=True)])
-    covariances = mixture.covariances()
-    if mixture.structure.rank == 1:
-        covariances = np.stack([c[order] for c, order in zip(covariances, orders, strict=True)])
-    elif mixture.structure.rank == 2:
-        covariances = np.stack([c[np.ix_(order, order)] for c, order in zip(covariances, orders, strict=True)])
-    return GaussianMixture.from_covariances(means, covariances, mixture.weights)
+    structure, covariances = mixture.structure, np.asarray(mixture.covariances())
+    packed = covariances.reshape(len(means), *structure.packed_shape(mixture.dim))
+    moved = [structure.packing.reordered(c, order) for c, order in zip(packed, orders, strict=True)]
+    return GaussianMixture.from_covariances(
+        means, np.stack(moved).reshape(covariances.shape), mixture.weights, structure
+    )
 
 
 def aligned(space: Space, mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
@@ -50,7 +50,7 @@ def aligned(space: Space, mixtures: Sequence[GaussianMixture]) -> list[GaussianM
     made = []
     for mixture in mixtures:
         means = np.asarray(mixture.means)
-        precisions = 1 / np.broadcast_to(_variances(mixture), means.shape)
+        precisions = 1 / _variances(mixture)
         heaviest = int(np.argmax(mixture.log_weights))
         if mean is None:
             mean, precision = means[heaviest], precisions[heaviest]
@@ -65,7 +65,5 @@ def aligned(space: Space, mixtures: Sequence[GaussianMixture]) -> list[GaussianM
 
 
 def _variances(mixture: GaussianMixture) -> np.ndarray:
-    covariances = np.asarray(mixture.covariances())
-    if covariances.ndim == 3:
-        return np.diagonal(covariances, axis1=1, axis2=2)
-    return covariances[:, None] if covariances.ndim == 1 else covariances
+    shape = (mixture.num_components, *mixture.structure.packed_shape(mixture.dim))
+    return mixture.structure.packing.diagonal(np.asarray(mixture.covariances()).reshape(shape), mixture.dim)

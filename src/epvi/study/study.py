@@ -14,7 +14,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import Diagonal, Full, Spherical
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.ground.validation import at_least

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.structures import DIAGONALS, WHOLE, form_of
 from epvi.ground.printable import shown
 from epvi.wire import envelope
 from epvi.wire.envelope import Envelope, Malformed
@@ -117,16 +118,17 @@ def _arrays(scores: Scores) -> dict[str, np.ndarray]:
     arrays = {"values": scores.values, "echo": scores.echo}
     # Zeros need not travel.
     arrays |= {} if scores.exact else {"errors": scores.errors}
-    arrays |= {"rows/gradient": scores.rows.gradient, "rows/products": _packed(scores.rows.products[None])[0]}
-    arrays |= {f"centres/{name}": _packed(array) for name, array in scores.centres._asdict().items()}
+    products = form_of(scores.rows.products)
+    arrays |= {"rows/gradient": scores.rows.gradient, "rows/products": products.flat(scores.rows.products[None])[0]}
+    arrays |= {f"centres/{name}": array for name, array in _packed(scores.centres._asdict()).items()}
     if scores.moments is not None:
-        arrays |= {f"moments/{name}": _packed(array) for name, array in scores.moments._asdict().items()}
+        arrays |= {f"moments/{name}": array for name, array in _packed(scores.moments._asdict()).items()}
     return arrays
 
 
-def _packed(array: np.ndarray) -> np.ndarray:
-    """Of symmetric matrices the lower triangle, row by row."""
-    return array[:, *np.tril_indices(array.shape[1])] if array.ndim == 3 else array
+def _packed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """With Hessians as files have them: of symmetric matrices the lower triangle, row by row."""
+    return {name: form_of(x[0]).flat(x) if name == "hessian" else x for name, x in arrays.items()}
 
 
 def unpack_scores(content: Envelope) -> Scores:
@@ -183,7 +185,7 @@ def _read_centres(content: Envelope, d: int) -> Derivatives:
 
 def _read_rows(content: Envelope, d: int) -> Variation:
     products = _unpacked(read_array(content, "rows/products", (None,))[None], d)[0]
-    if np.any((np.diagonal(products) if products.ndim == 2 else products) < 0):
+    if np.any(form_of(products).diagonal(products, d) < 0):
         raise Malformed("its rows/products are not those of a number with itself")
     return Variation(read_array(content, "rows/gradient", (d,)), products)
 
@@ -214,13 +216,8 @@ def read_array(content: Envelope, name: str, shape: tuple[int | None, ...]) -> n
 
 def _unpacked(packed: np.ndarray, d: int) -> np.ndarray:
     """Matrices of their lower triangles, or diagonals as they are; for d = 1 both are the same numbers."""
-    width = packed.shape[1]
-    if width == d and d > 1:
-        return packed
-    if width != d * (d + 1) // 2:
+    made = WHOLE.from_flat(packed, d, symmetric=True)
+    made = DIAGONALS.from_flat(packed, d, symmetric=True) if made is None else made
+    if made is None:
         raise Malformed(f"its Hessians are neither matrices nor diagonals in {d} dimensions")
-    rows, columns = np.tril_indices(d)
-    made = np.empty((len(packed), d, d))
-    made[:, rows, columns] = packed
-    made[:, columns, rows] = packed
     return made

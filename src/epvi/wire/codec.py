@@ -11,11 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessIssue]
 from scipy.special import logsumexp
 
 from epvi.gaussian.mixture import GaussianMixture
-from epvi.gaussian.structure import Diagonal, Full, Spherical, Structure
+from epvi.gaussian.structures import structures
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.ground.status import Status
@@ -27,7 +26,6 @@ from epvi.wire.supports import describe, support_of
 # Looking at one costs a few milliseconds of tracing, and tens of them when it is exchangeable.
 _MOST_PARAMETERS, _MOST_EXCHANGEABLE = 1000, 64
 _MOST_REMEMBERED = 200
-_STRUCTURES: dict[str, Structure] = {"spherical": Spherical(), "diagonal": Diagonal(), "full": Full()}
 # Roots of precisions whose variances are between 1e-150 and 1e150, as everywhere in epvi.
 _LEAST_ROOT, _GREATEST_ROOT = 1e-75, 1e75
 _WEIGHTS_SUM = 1e-6
@@ -112,49 +110,33 @@ def _size(value: Any, what: str) -> int:
     return value
 
 
-def _variances(root: np.ndarray) -> np.ndarray:
-    """The diagonal of Λ⁻¹ = L⁻ᵀ L⁻¹; what overflows is not below anything."""
-    # A triangular solve would start threads, which on a busy machine takes longer than all else of reading a file.
-    inverse, _ = dtrtri(root, lower=1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return np.sum(inverse**2, axis=0)
-
-
 def mixture_arrays(mixture: GaussianMixture, prefix: str = "") -> dict[str, np.ndarray]:
     """A mixture's arrays by name; of a full root L the lower triangle, row by row."""
-    roots = np.asarray(mixture.roots)
-    if isinstance(mixture.structure, Full):
-        roots = roots[:, *np.tril_indices(mixture.dim)]
+    roots = mixture.structure.packing.flat(np.asarray(mixture.roots))
     arrays = {"log_weights": mixture.log_weights, "means": mixture.means, "roots": roots}
     return {prefix + name: np.asarray(array, np.float64) for name, array in arrays.items()}
 
 
 def read_mixture(structure: str, arrays: Mapping[str, np.ndarray], d: int, prefix: str = "") -> GaussianMixture:
     """The mixture in d dimensions with these arrays, checked."""
-    if structure not in _STRUCTURES:
-        raise Malformed(f"its structure is not one of {', '.join(_STRUCTURES)}")
+    known = structures()
+    if structure not in known:
+        raise Malformed(f"its structure is not one of {', '.join(known)}")
+    packing = known[structure].packing
     names = [prefix + name for name in ("log_weights", "means", "roots")]
     absent = [name for name in names if name not in arrays]
     if absent:
         raise Malformed(f"it has no array {absent[0]}")
     log_weights, means, packed = (arrays[name] for name in names)
     k = len(means) if means.ndim == 2 else 0
-    width = {"spherical": 1, "diagonal": d, "full": d * (d + 1) // 2}[structure]
-    if k == 0 or d == 0 or means.shape != (k, d) or log_weights.shape != (k,) or packed.shape != (k, width):
+    flat = packed.ndim == 2 and len(packed) == k
+    roots = packing.from_flat(packed, d, symmetric=False) if flat else None
+    if k == 0 or d == 0 or means.shape != (k, d) or log_weights.shape != (k,) or roots is None:
         raise Malformed(f"its {prefix}arrays do not have the shapes of a {structure} mixture in {d} dimensions")
     if not np.all(np.isfinite(means)) or not np.all(np.isfinite(packed)) or np.any(np.abs(means) > 1e150):
         raise Malformed(f"its {prefix}means or roots are not finite")
     if np.any(np.isnan(log_weights)) or not abs(logsumexp(np.minimum(log_weights, 1.0))) < _WEIGHTS_SUM:
         raise Malformed(f"its {prefix}weights do not sum to 1")
-    rows, columns = np.tril_indices(d) if structure == "full" else (np.zeros(width, int), np.zeros(width, int))
-    diagonal = packed[:, rows == columns]
-    if np.any(diagonal < _LEAST_ROOT) or np.any(diagonal > _GREATEST_ROOT) or np.any(np.abs(packed) > _GREATEST_ROOT):
-        raise Malformed(f"its {prefix}roots are not those of positive-definite precisions")
-    roots = np.array(packed)
-    if structure == "full":
-        roots = np.zeros((k, d, d))
-        roots[:, rows, columns] = packed
-        # Off the diagonal a root can still make a variance that no float64 holds.
-        if not all(np.all(_variances(root) < _GREATEST_ROOT**2) for root in roots):
-            raise Malformed(f"its {prefix}roots are those of variances above 1e150")
-    return GaussianMixture(np.array(log_weights), np.array(means), roots, _STRUCTURES[structure])
+    if not packing.are_proper_roots(roots, _LEAST_ROOT, _GREATEST_ROOT):
+        raise Malformed(f"its {prefix}roots are not positive-definite, or those of variances above 1e150")
+    return GaussianMixture(np.array(log_weights), np.array(means), roots, known[structure])

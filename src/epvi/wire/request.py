@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import solve_triangular
 
 from epvi.gaussian.mixture import GaussianMixture
-from epvi.gaussian.structure import Full
+from epvi.gaussian.packing import Packing
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.parameters.space import Space
@@ -59,9 +58,9 @@ class Draws:
         return f"Draws({len(self.theta):,} of {self.space.describe()}, for {len(self.shares)} shards)"
 
     @property
-    def dense(self) -> bool:
-        """Whether whole matrices of second derivatives are wanted, or their diagonals."""
-        return isinstance(self.gaussians.structure, Full)
+    def form(self) -> Packing:
+        """The form in which Hessians are wanted: whole, or their diagonals."""
+        return self.gaussians.structure.hessians
 
     @property
     def called(self) -> str:
@@ -90,8 +89,7 @@ def mapped(gaussians: GaussianMixture, z: Float[np.ndarray, "R d"]) -> Float[np.
     """Standard normal points as points of every Gaussian: θ = μ + L⁻ᵀz."""
     made = []
     for mean, root in zip(np.asarray(gaussians.means), np.asarray(gaussians.roots), strict=True):
-        moved = z / root if root.ndim == 1 else solve_triangular(root, z.T, lower=True, trans=1).T
-        made.append(mean + moved)
+        made.append(mean + gaussians.structure.packing.unwhiten(root, z))
     return np.stack(made)
 
 
@@ -100,7 +98,7 @@ def pack_draws(draws: Draws) -> Envelope:
     record = {
         "asked": describe_asked(draws.asked),
         "space": describe_space(draws.space),
-        "structure": type(draws.gaussians.structure).__name__.lower(),
+        "structure": draws.gaussians.structure.name,
         "made_of": describe_provenance(draws.made_of),
         "shares": [[s.shard, s.num_shards, printable(s.label), str(s.prior)] for s in draws.shares],
     }

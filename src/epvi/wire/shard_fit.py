@@ -144,7 +144,7 @@ def unpack_fit(content: Envelope) -> ShardFit:
 def describe_fit(fit: ShardFit) -> dict[str, Any]:
     """All of a fit but its arrays and its space, as JSON."""
     return {
-        "structure": type(fit.mixture.structure).__name__.lower(),
+        "structure": fit.mixture.structure.name,
         "shard": fit.shard,
         "num_shards": fit.num_shards,
         "label": printable(fit.label),

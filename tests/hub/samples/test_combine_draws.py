@@ -15,6 +15,7 @@ from numpyro.infer.util import potential_energy
 from sentences import refused
 
 import epvi
+from epvi.gaussian.structures import form_of
 from epvi.ground.seeds import as_key
 from epvi.hub.samples.arrival import arrived
 from epvi.hub.samples.meeting import Kernels, Meeting
@@ -162,7 +163,7 @@ def test_chains_over_draws_have_the_product_for_their_target(root):
     rng = np.random.default_rng(0)
     precision = root @ root.T if root.ndim == 2 else np.diag(np.broadcast_to(root, 2) ** 2)
     weights = [rng.dirichlet(np.ones(4)) for _ in range(3)]
-    shards = [Kernels(rng.normal(size=(4, 2)), np.log(w), (m + 1) * root) for m, w in enumerate(weights)]
+    shards = [Kernels(rng.normal(size=(4, 2)), np.log(w), (m + 1) * root, form_of(root)) for m, w in enumerate(weights)]
     mixtures = [
         epvi.GaussianMixture.from_covariances(
             shard.means, np.broadcast_to(np.linalg.inv(precision) / (m + 1) ** 2, (4, 2, 2)), weights[m]

@@ -76,7 +76,7 @@ def test_blocks_sum_to_the_formula(programs, n):
     assert first.hessian is None
     np.testing.assert_allclose(full.hessian, hessian, rtol=1e-10, atol=1e-10)
     np.testing.assert_allclose(diagonal.hessian, np.diagonal(hessian, axis1=1, axis2=2), rtol=1e-10, atol=1e-10)
-    for plain, named in zip(sub.second_order(POINTS), full, strict=True):
+    for plain, named in zip(sub.second_order(POINTS), full[:3], strict=True):
         np.testing.assert_array_equal(plain, named)
 
 

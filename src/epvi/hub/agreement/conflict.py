@@ -12,12 +12,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import chdtrc, gammaln, log_ndtr
 
+from epvi.gaussian.gaussian import Gaussian, product_of
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed
 from epvi.ground.status import Status
 from epvi.ground.text_table import lined_up
-from epvi.hub.agreement.leave_one_out import Gaussian, Influence, as_gaussians, distance_between, leave_one_out, product
+from epvi.hub.agreement.leave_one_out import Influence, as_gaussians, leave_one_out
 from epvi.parameters.alignment import aligned
 from epvi.parameters.space import Space
 from epvi.wire.shard_fit import ShardFit
@@ -195,11 +196,11 @@ def _the_rest(report: Conflict, shards: list[Gaussian], m: int) -> str:
 def _mirrored(report: Conflict, shards: list[Gaussian], m: int, centre: Float[np.ndarray, " d"], space: Space) -> str:
     """What to ask when the shard would agree with other signs: of its farthest parameter, or else of all real ones."""
     real = np.concatenate([np.full(parameter.size, parameter.is_real) for parameter in space.parameters])
-    others = product([shard for n, shard in enumerate(shards) if n != m])
+    others = product_of([shard for n, shard in enumerate(shards) if n != m])
     level = _log_level(int(np.count_nonzero(report.num_rows)), len(real))
 
     def explains(turned: Bool[np.ndarray, " d"]) -> bool:
-        left = distance_between(shards[m].mirrored(np.where(turned, -1.0, 1.0), centre), others)
+        left = shards[m].mirrored(np.where(turned, -1.0, 1.0), centre).distance(others)
         usual = _log_chi2_sf(np.array([left]), len(real))[0] >= level
         return bool(left < _PART * report.distance[m] and (usual or left < _NOTHING * report.distance[m]))
 

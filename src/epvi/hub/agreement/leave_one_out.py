@@ -7,59 +7,25 @@ each counts as it does where the posterior is, r_mk = E_{θ~q*} p(k|θ), as at a
     Λ_m = Σ_k r_mk Λ_mk,  η_m = Σ_k r_mk Λ_mk μ_mk,  Λ₋ₘ = Σ_{n≠m} Λ_n,  η₋ₘ = Σ_{n≠m} η_n
 
 The sums of the others are made of those before and those after, so that O(M d³) is enough and nothing cancels, and θ is
-relative to the posterior's mean. A precision is kept as (d,) where no shard has more, and as (d, d) otherwise.
+relative to the posterior's mean. Precisions are diagonal where no shard's are more.
 """
 
-import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessIssue]
 
+from epvi.gaussian.gaussian import Gaussian, components_of, product_of
 from epvi.gaussian.mixture import GaussianMixture, log_components, over_blocks
+from epvi.gaussian.structure import Structure, common
+from epvi.gaussian.structures import Diagonal
 from epvi.ground.float64 import AnyArray, in_float64
 from epvi.ground.seeds import Seed
 
 # Draws of the posterior that say which components of a shard count.
 _DRAWS = 256
-
-# A packed precision, or the inverse of its Cholesky root: (d,) or (d, d).
-Packed = Float[np.ndarray, "..."]
-Vector = Float[np.ndarray, " d"]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Gaussian:
-    """A mean, relative to the posterior's, and a precision."""
-
-    mean: Vector
-    precision: Packed
-
-    @classmethod
-    def from_sums(cls, eta: Vector, precision: Packed) -> "Gaussian":
-        """With natural parameters η and Λ."""
-        half = _half(precision)
-        return cls(_times(half.T, _times(half, eta)), precision)
-
-    @functools.cached_property
-    def variances(self) -> Vector:
-        """The diagonal of Λ⁻¹ = L⁻ᵀ L⁻¹."""
-        half = _half(self.precision)
-        return half**2 if half.ndim == 1 else np.sum(half**2, axis=0)
-
-    @property
-    def eta(self) -> Vector:
-        """η = Λ μ."""
-        return _times(self.precision, self.mean)
-
-    def mirrored(self, signs: Vector, centre: Vector) -> "Gaussian":
-        """With the signs of some coordinates of θ turned."""
-        precision = self.precision if self.precision.ndim == 1 else signs[:, None] * self.precision * signs
-        return Gaussian(signs * (self.mean + centre) - centre, precision)
 
 
 class Influence(NamedTuple):
@@ -75,58 +41,38 @@ class Influence(NamedTuple):
 def as_gaussians(mixtures: Sequence[GaussianMixture], posterior: GaussianMixture, seed: Seed) -> list[Gaussian]:
     """Each shard's mixture as the one Gaussian that it is where the posterior is."""
     centre = np.asarray(posterior.mean())
-    full = max(mixture.structure.rank for mixture in mixtures) == 2
+    structure = common([Diagonal(), *(mixture.structure for mixture in mixtures)])
     several = any(mixture.num_components > 1 for mixture in mixtures)
     draws = np.asarray(posterior.sample(_DRAWS, seed=seed)) if several else np.zeros((0, len(centre)))
-    return [_as_gaussian(mixture, draws, centre, full) for mixture in mixtures]
+    return [_as_gaussian(mixture, draws, centre, structure) for mixture in mixtures]
 
 
 def leave_one_out(shards: Sequence[Gaussian]) -> Influence:
     """Every shard against the product of the others."""
-    total = product(shards)
-    information = np.stack([_diagonal(shard.precision) for shard in shards]) / _diagonal(total.precision)
+    total = product_of(shards)
+    information = np.stack([shard.information for shard in shards]) / total.information
     if len(shards) < 2:
         unknown = np.full_like(information, np.nan)
         return Influence(unknown, unknown, unknown, information, unknown[:, 0])
-    half, sd = _half(total.precision), np.sqrt(total.variances)
+    sd = np.sqrt(total.variances)
     z, mean_shift, sd_ratio, distance = [], [], [], []
     for shard, others in zip(shards, _others(shards), strict=True):
         z.append((shard.mean - others.mean) / np.sqrt(shard.variances + others.variances))
         mean_shift.append((total.mean - others.mean) / sd)
         sd_ratio.append(np.sqrt(others.variances) / sd)
-        distance.append(_distance(shard, others, half))
+        distance.append(shard.distance_by(others, total.inverse_root))
     return Influence(np.stack(z), np.stack(mean_shift), np.stack(sd_ratio), information, np.asarray(distance))
 
 
-def product(shards: Sequence[Gaussian]) -> Gaussian:
-    """The Gaussian with Λ = Σ Λ_m and η = Σ η_m."""
-    precision = functools.reduce(np.add, [shard.precision for shard in shards])
-    return Gaussian.from_sums(functools.reduce(np.add, [shard.eta for shard in shards]), precision)
-
-
-def distance_between(a: Gaussian, b: Gaussian) -> float:
-    """δᵀ(Σ_a + Σ_b)⁻¹δ with δ = μ_a − μ_b."""
-    return _distance(a, b, _half(a.precision + b.precision))
-
-
-def _distance(a: Gaussian, b: Gaussian, half: Packed) -> float:
-    # (Σ_a + Σ_b)⁻¹ = Λ_a (Λ_a + Λ_b)⁻¹ Λ_b: two half-solves, and no covariance is added up.
-    delta = a.mean - b.mean
-    return float(_times(half, _times(a.precision, delta)) @ _times(half, _times(b.precision, delta)))
-
-
-def _as_gaussian(mixture: GaussianMixture, draws: Float[np.ndarray, "n d"], centre: Vector, full: bool) -> Gaussian:
-    means, roots = np.asarray(mixture.means) - centre, np.asarray(mixture.roots)
-    if mixture.structure.rank == 2:
-        precisions = roots @ np.swapaxes(roots, 1, 2)
-    else:
-        precisions = np.broadcast_to(roots**2, means.shape)
-        precisions = np.stack([np.diag(row) for row in precisions]) if full else precisions
-    if mixture.num_components == 1:
-        return Gaussian(means[0], precisions[0])
+def _as_gaussian(
+    mixture: GaussianMixture, draws: Float[np.ndarray, "n d"], centre: Float[np.ndarray, " d"], structure: Structure
+) -> Gaussian:
+    parts = components_of(mixture, structure, centre)
+    if len(parts) == 1:
+        return parts[0]
     weights = np.mean(_responsibilities(mixture, draws), axis=0)
-    etas = np.stack([_times(precision, mean) for precision, mean in zip(precisions, means, strict=True)])
-    return Gaussian.from_sums(weights @ etas, np.tensordot(weights, precisions, axes=1))
+    etas, precisions = np.stack([part.eta for part in parts]), np.stack([part.precision for part in parts])
+    return Gaussian.from_sums(weights @ etas, np.tensordot(weights, precisions, axes=1), structure)
 
 
 @in_float64
@@ -145,23 +91,5 @@ def _others(shards: Sequence[Gaussian]) -> Iterator[Gaussian]:
     eta, precision = nothing
     for shard in shards:
         later_eta, later_precision = after.pop()
-        yield Gaussian.from_sums(eta + later_eta, precision + later_precision)
+        yield Gaussian.from_sums(eta + later_eta, precision + later_precision, shard.structure)
         eta, precision = eta + shard.eta, precision + shard.precision
-
-
-# What differs between precisions (d,) and (d, d).
-
-
-def _half(precision: Packed) -> Packed:
-    """L⁻¹ with Λ = L Lᵀ."""
-    if precision.ndim == 1:
-        return precision**-0.5
-    return dtrtri(np.linalg.cholesky(precision), lower=1)[0]
-
-
-def _times(packed: Packed, x: Vector) -> Vector:
-    return packed * x if packed.ndim == 1 else packed @ x
-
-
-def _diagonal(precision: Packed) -> Vector:
-    return precision if precision.ndim == 1 else np.diagonal(precision)

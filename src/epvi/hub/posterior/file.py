@@ -38,7 +38,7 @@ def pack_parts(parts: Parts) -> Envelope:
     rounds, more = pack_rounds(parts)
     record = {
         "space": describe_space(parts.space),
-        "structure": type(made.mixture.structure).__name__.lower(),
+        "structure": made.mixture.structure.name,
         "status": describe_status(made.status),
         "log_normaliser": None if made.log_normaliser is None else [finite_or_none(x) for x in made.log_normaliser],
         "product": None if parts.choices.product is None else _describe_way(parts.choices.product),

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from epvi.gaussian.mixture import Estimate
-from epvi.gaussian.structure import Full
 from epvi.hub.posterior.parts import Parts
 from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.refine import Step
@@ -122,13 +121,13 @@ def describe_step(step: Step | None) -> dict[str, Any] | None:
         return None
     before = None
     if step.before is not None:
-        before = {"structure": type(step.before.gaussians.structure).__name__.lower()}
+        before = {"structure": step.before.gaussians.structure.name}
     return {
         "rounds": step.rounds,
         "rate": step.rate,
         "gained": _said(step.gained),
         "before": before,
-        "mixture": None if step.mixture is None else type(step.mixture.structure).__name__.lower(),
+        "mixture": None if step.mixture is None else step.mixture.structure.name,
         "certificate": describe_certificate(step.certificate),
     }
 
@@ -172,8 +171,8 @@ def _read_moments(structure: str, content: Envelope, dim: int) -> JointMoments:
     if count > MOST_CENTRES or not 4 <= size <= MOST_BASE or size % 2:
         raise Malformed(f"its Gaussians before the step are more than {MOST_CENTRES}, or its base draws not pairs")
     # Whole, since rounding has made it a little unsymmetric, and what is read is to be what was written.
-    shape = (count, dim, dim) if isinstance(gaussians.structure, Full) else (count, dim)
-    hessian = read_array(content, "before/hessian", shape)
+    shape = gaussians.structure.hessians.identity(dim).shape
+    hessian = read_array(content, "before/hessian", (count, *shape))
     values = read_array(content, "before/values", (count, size))
     return JointMoments(
         gaussians, base, Expected(values, read_array(content, "before/gradient", (count, dim)), hessian)

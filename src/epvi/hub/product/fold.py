@@ -7,9 +7,9 @@ posterior have one component, and folding keeps them out of every table over com
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.linalg import cho_solve
 
 from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.structure import Structure
 from epvi.hub.product.stack import constant
 
 
@@ -27,42 +27,27 @@ def fold_singles(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
 
 def _one_gaussian(singles: list[GaussianMixture]) -> GaussianMixture:
     """Their product, in NumPy because JAX would recompile for every number of shards."""
-    structure, full = singles[0].structure, singles[0].structure.rank == 2
+    structure, packing = singles[0].structure, singles[0].structure.packing
     means = np.concatenate([np.asarray(mixture.means) for mixture in singles])
     roots = np.concatenate([np.asarray(mixture.roots) for mixture in singles])
     d = means.shape[1]
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        precisions = roots @ np.swapaxes(roots, 1, 2) if full else roots**2
-        root = _root(np.sum(precisions, axis=0))
+        precisions = packing.precision(roots)
+        root = _root(structure, np.sum(precisions, axis=0))
         # Measure from one of the means, then from the product's mean, so that no digits are lost far from the origin.
         mean = means[0]
         for _ in range(2):
-            eta = np.sum(_times(precisions, means - mean), axis=0)
-            mean = mean + (cho_solve((root, True), eta, check_finite=False) if full else eta / root**2)
+            mean = mean + packing.solve(root, np.sum(packing.times(precisions, means - mean), axis=0))
         away = means - mean
-        squares = np.sum(away * _times(precisions, away))
+        squares = np.sum(away * packing.times(precisions, away))
         log_mass = sum(float(np.asarray(mixture.log_weights)[0]) for mixture in singles)
-        log_w = log_mass + np.sum(_half_log_dets(roots, d)) - _half_log_dets(root[None], d)[0] - 0.5 * squares
+        log_w = log_mass + np.sum(packing.half_log_det(roots, d)) - packing.half_log_det(root, d) - 0.5 * squares
     return GaussianMixture(np.asarray([log_w + constant(len(singles), d)]), mean[None], root[None], structure)
 
 
-def _root(precision: np.ndarray) -> np.ndarray:
+def _root(structure: Structure, precision: np.ndarray) -> np.ndarray:
     """L with L Lᵀ = Λ; NaN if Λ is not positive-definite, which `multiply` refuses."""
-    if precision.ndim == 1:
-        return np.sqrt(precision)
     try:
-        return np.linalg.cholesky(precision)
+        return structure.packing.root(precision)
     except np.linalg.LinAlgError:
         return np.full_like(precision, np.nan)
-
-
-def _times(precisions: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Λ_m x_m for every shard."""
-    return precisions * vectors if precisions.ndim == 2 else np.einsum("mij,mj->mi", precisions, vectors)
-
-
-def _half_log_dets(roots: np.ndarray, d: int) -> np.ndarray:
-    """½ log|Λ_m| for every shard; one number stands for d equal ones (`Spherical`)."""
-    if roots.ndim == 2:
-        return np.sum(np.log(np.broadcast_to(roots, (len(roots), d))), axis=1)
-    return np.sum(np.log(np.diagonal(roots, axis1=1, axis2=2)), axis=1)

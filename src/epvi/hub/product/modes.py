@@ -91,7 +91,7 @@ def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> ProductModes:
 
 def _starts(stacked: Stack, key: AnyArray) -> Float[np.ndarray, "n d"]:
     """The centre, means of shards' components drawn by weight, and means of product components from short chains."""
-    per_step = _WALKERS * stacked.dim ** (3 if stacked.structure.rank == 2 else 1)
+    per_step = _WALKERS * stacked.structure.cost(stacked.dim)
     steps = min(max(_STEPS, _SWEEPS * stacked.num_shards), max(1, _WORK // per_step))
     walked = wander(stacked, key, _WALKERS, steps)
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))

@@ -35,8 +35,8 @@ def multiply(
 
     `product` is the product method: `Exact()`, `Chain()`, `Subset()` or `Anchored()`. The default is `Exact()` for up
     to 10,000 components (if they fit in memory), else `Anchored()`. Mixtures may differ in their number of components
-    and in covariance structure; the product has the most general structure among them. `executor` runs the groups of
-    `Subset`.
+    and in covariance structure; the product has the simplest structure that can represent all of them. `executor` runs
+    the groups of `Subset`.
     """
     mixtures = _as_list(mixtures)
     check(mixtures)

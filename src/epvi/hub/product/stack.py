@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from epvi.gaussian.mixture import LOG_2PI, GaussianMixture
-from epvi.gaussian.structure import Structure
+from epvi.gaussian.structure import Structure, common
 from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, is_traced
@@ -56,8 +56,8 @@ class Stack(eqx.Module):
 
 
 def in_one_structure(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
-    """The mixtures, converted to the most general covariance structure among them."""
-    structure = max((mixture.structure for mixture in mixtures), key=lambda s: s.rank)
+    """The mixtures, converted to the simplest covariance structure that can represent all of them."""
+    structure = common(mixture.structure for mixture in mixtures)
     return [mixture if mixture.structure == structure else mixture.to(structure) for mixture in mixtures]
 
 
@@ -79,7 +79,7 @@ def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
     _check_padding(mixtures, counts)
     log_weights = np.full(shape, -np.inf)
     means = np.broadcast_to(mixtures[0].means[0], (*shape, d)).copy()
-    unit = np.eye(d) if len(structure.packed_shape(d)) == 2 else np.ones(structure.packed_shape(d))
+    unit = structure.packing.identity(d)
     roots = np.broadcast_to(unit, (*shape, *unit.shape)).copy()
     for m, mixture in enumerate(mixtures):
         log_weights[m, : counts[m]] = mixture.log_weights

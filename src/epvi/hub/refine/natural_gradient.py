@@ -17,7 +17,6 @@ from scipy.special import logsumexp, softmax
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.gaussian.quasi_random import log_components
-from epvi.gaussian.structure import Full
 from epvi.wire.answer import Expected
 from epvi.wire.request import mapped
 
@@ -45,10 +44,9 @@ class JointMoments:
         return np.exp(np.asarray(self.gaussians.log_weights)) @ self.gains()
 
     def of_log_q(self) -> tuple[np.ndarray, np.ndarray]:
-        """E_c ∇ log q (C, d) and E_c ∇² log q (C, d, d) or its diagonal (C, d)."""
-        means, roots = np.asarray(self.gaussians.means), np.asarray(self.gaussians.roots)
-        dense = isinstance(self.gaussians.structure, Full)
-        precisions = roots @ np.swapaxes(roots, 1, 2) if dense else roots**2
+        """E_c ∇ log q (C, d) and E_c ∇² log q, packed."""
+        means, packing = np.asarray(self.gaussians.means), self.gaussians.structure.packing
+        precisions = packing.precision(np.asarray(self.gaussians.roots))
         if len(means) == 1:
             # The base draws' mean is zero.
             return np.zeros_like(means), -precisions
@@ -59,19 +57,14 @@ class JointMoments:
             whole = np.einsum("rj,rjd->rd", own, slope)
             gradients.append(np.mean(whole, axis=0))
             average = np.mean(own, axis=0)
-            if dense:
-                outer = np.einsum("rj,rja,rjb->ab", own, slope, slope) - whole.T @ whole
-            else:
-                outer = np.einsum("rj,rja->a", own, slope**2) - np.sum(whole**2, axis=0)
+            outer = packing.outer(own.ravel(), slope.reshape(own.size, -1)) - packing.outer(np.ones(len(own)), whole)
             hessians.append(outer / len(own) - np.tensordot(average, precisions, axes=1))
         return np.stack(gradients), np.stack(hessians)
 
     def _slopes(self, c: int, means: np.ndarray, precisions: np.ndarray) -> Float[np.ndarray, "R C d"]:
         """−Λ_j(θ − μ_j) at the draws of Gaussian c, for every j."""
         away = mapped(self.gaussians, self.base)[c][:, None] - means
-        if precisions.ndim == 3:
-            return -np.einsum("rja,jab->rjb", away, precisions)
-        return -away * precisions
+        return -self.gaussians.structure.packing.times(precisions, away)
 
     def _logs(self) -> Float[np.ndarray, "C R C"]:
         return np.stack([log_components(self.gaussians, own) for own in mapped(self.gaussians, self.base)])
@@ -87,41 +80,27 @@ def paired_difference(before: JointMoments, after: JointMoments) -> Estimate:
 def stepped(moments: JointMoments, rate: float) -> GaussianMixture | None:
     """The Gaussians after a natural-gradient step; None where what the shards said is not finite."""
     gaussians, (gradient, hessian) = moments.gaussians, moments.of_log_q()
+    structure, packing = gaussians.structure, gaussians.structure.packing
     g = moments.expected.gradient - gradient
     h = moments.expected.hessian - hessian
     means, covariances = [], []
     for mean, root, slope, bend in zip(np.asarray(gaussians.means), np.asarray(gaussians.roots), g, h, strict=True):
-        moved = _one_step(mean, root, rate * slope, rate * bend, max(_LEAST, 1 - rate))
+        covariance = packing.relaxed(root, rate * bend, max(_LEAST, 1 - rate), _MOST)
+        step = packing.times(covariance, rate * slope)
+        moved = mean + _capped(step, packing.whiten(root, step[None])[0]), packing.symmetrised(covariance)
         if not all(np.all(np.isfinite(part)) for part in moved):
             return None
         means.append(moved[0])
         covariances.append(moved[1])
     log_weights = np.asarray(gaussians.log_weights) + rate * np.mean(moments.gains(), axis=1)
-    return GaussianMixture.from_covariances(np.stack(means), np.stack(covariances), softmax(log_weights))
+    packed = np.stack(covariances).reshape(len(means), *structure.user_shape(gaussians.dim))
+    return GaussianMixture.from_covariances(np.stack(means), packed, softmax(log_weights), structure)
 
 
 def only(mixture: GaussianMixture, kept: Bool[np.ndarray, " C"]) -> GaussianMixture:
     """Some of the Gaussians, with weights that sum to 1."""
     log_weights, means, roots = (np.asarray(x)[kept] for x in (mixture.log_weights, mixture.means, mixture.roots))
     return GaussianMixture(log_weights - logsumexp(log_weights), means, roots, mixture.structure)
-
-
-def _one_step(
-    mean: np.ndarray, root: np.ndarray, slope: np.ndarray, bend: np.ndarray, least: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The mean and covariance of one Gaussian after Λ' = Λ − bend, at least `least` Λ, and μ' = μ + Λ'⁻¹ slope."""
-    if root.ndim == 1:
-        ratio = np.clip(1 - bend / root**2, least, _MOST)
-        variance = 1 / (root**2 * ratio)
-        step = variance * slope
-        return mean + _capped(step, root * step), variance
-    # In units of its own sds, L⁻¹ Λ' L⁻ᵀ, eigenvalues are what precisions change by.
-    half = np.linalg.solve(root, np.linalg.solve(root, bend).T)
-    values, vectors = np.linalg.eigh(np.eye(len(mean)) - 0.5 * (half + half.T))
-    units = np.linalg.solve(root.T, vectors / np.sqrt(np.clip(values, least, _MOST)))
-    covariance = units @ units.T
-    step = covariance @ slope
-    return mean + _capped(step, root.T @ step), 0.5 * (covariance + covariance.T)
 
 
 def _capped(step: np.ndarray, white: np.ndarray) -> np.ndarray:
@@ -131,21 +110,11 @@ def _capped(step: np.ndarray, white: np.ndarray) -> np.ndarray:
 
 def divergence(a: GaussianMixture, b: GaussianMixture) -> float:
     """KL(a‖b) in nats, Gaussian by Gaussian, with that of the weights."""
-    total = 0.0
-    dense = isinstance(a.structure, Full)
+    total, packing = 0.0, a.structure.packing
     listed = zip(
         *(np.asarray(x) for x in (a.log_weights, a.means, a.roots, b.log_weights, b.means, b.roots)), strict=True
     )
     for log_a, mean_a, root_a, log_b, mean_b, root_b in listed:
-        delta = mean_b - mean_a
-        if dense:
-            # Lᵀ_b L⁻ᵀ_a, whose squared entries sum to tr Λ_b Σ_a.
-            ratio = np.linalg.solve(root_a, root_b)
-            trace, white = float(np.sum(ratio**2)), delta @ root_b
-            log_ratio = np.sum(np.log(np.diagonal(root_b))) - np.sum(np.log(np.diagonal(root_a)))
-        else:
-            trace, white = float(np.sum((root_b / root_a) ** 2)), delta * root_b
-            log_ratio = np.sum(np.log(root_b)) - np.sum(np.log(root_a))
-        own = 0.5 * (trace - len(mean_a) + white @ white) - log_ratio
+        own = packing.divergence(root_a, root_b, mean_b - mean_a)
         total += float(np.exp(log_a) * (own + log_a - log_b))
     return total

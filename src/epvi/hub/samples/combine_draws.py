@@ -15,7 +15,7 @@ from epvi.ground.verb import verb
 from epvi.hub.samples.arrival import arrived
 from epvi.hub.samples.halves import split_error
 from epvi.hub.samples.method import Combination, DrawsMethod, Shards
-from epvi.hub.samples.moments import DrawnGaussian, fit_best, inverse, product
+from epvi.hub.samples.moments import fit_best, product, sum_of
 from epvi.hub.samples.result import CombinedDraws
 
 _METHODS = (
@@ -84,7 +84,7 @@ def _apart(shards: Shards) -> Status | None:
     worst, far = 0.0, 0
     for m, one in enumerate(gaussians):
         rest = product(gaussians[:m] + gaussians[m + 1 :])
-        between = DrawnGaussian(rest.mean, inverse(rest.covariance + one.covariance))
+        between = sum_of(rest, one, rest.mean)
         worst, far = max((worst, far), (float(between.squares(one.mean[None])[0]), m))
     if worst <= chdtri(shards.dim, _FAR):
         return None

@@ -14,11 +14,13 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
-from epvi.gaussian.structure import Full, Structure
+from epvi.gaussian.gaussian import Gaussian
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
-from epvi.hub.samples.moments import DrawnGaussian, fit_gaussians, inflation, inverse, times
+from epvi.hub.samples.moments import fit_gaussians, inflation
 from epvi.hub.samples.shape import chance_correlation, effective, gaussian_status, memory, standardised
 
 # Correlation between the draws of two shards from which on they are reported as dependent, as after sampling with the
@@ -72,12 +74,12 @@ def evenly_spaced(n: int, count: int) -> np.ndarray:
     return np.arange(count) * n // count
 
 
-def weighted_average(gaussians: Sequence[DrawnGaussian], theta: Float[np.ndarray, "M R d"]) -> Float[np.ndarray, "R d"]:
+def weighted_average(gaussians: Sequence[Gaussian], theta: Float[np.ndarray, "M R d"]) -> Float[np.ndarray, "R d"]:
     """(Σ_m W_m)⁻¹ Σ_m W_m θ_mr for every r, where W_m are the Gaussians' precisions."""
     centre = np.mean([one.mean for one in gaussians], axis=0)
-    total = np.sum([one.precision for one in gaussians], axis=0)
-    weighted = np.sum([times(x - centre, one.precision) for one, x in zip(gaussians, theta, strict=True)], axis=0)
-    return centre + times(weighted, inverse(total))
+    packing, total = gaussians[0].structure.packing, np.sum([one.precision for one in gaussians], axis=0)
+    weighted = [packing.rows_times(x - centre, one.precision) for one, x in zip(gaussians, theta, strict=True)]
+    return centre + packing.rows_times(np.sum(weighted, axis=0), packing.inverse(total))
 
 
 def _moving_together(paired: Float[np.ndarray, "M R d"], shards: Shards) -> str:

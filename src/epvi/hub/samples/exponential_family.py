@@ -13,12 +13,13 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from epvi.gaussian.structure import Full
+from epvi.gaussian.gaussian import Gaussian
+from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.samples.layout import Layout, numbers
 from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, generator
-from epvi.hub.samples.moments import DrawnGaussian, fit_gaussians, inflation
+from epvi.hub.samples.moments import fit_gaussians, inflation
 from epvi.hub.samples.shape import gaussian_status
 
 # Least ratio of the quotient's smallest eigenvalue to its standard error. Judgement: at 5, that precision is known to
@@ -85,14 +86,14 @@ class _Prior(NamedTuple):
 class _Quotient(NamedTuple):
     """The product of the shards over the priors."""
 
-    gaussian: DrawnGaussian
+    gaussian: Gaussian
     where: str  # coordinate that dominates the direction of least precision
     certainty: float  # that precision over its standard error
 
 
-def _unbiased(fitted: DrawnGaussian, n: int) -> DrawnGaussian:
+def _unbiased(fitted: Gaussian, n: int) -> Gaussian:
     """The Gaussian with an unbiased precision: a bias of Σ_m Λ_m would remain whole after subtracting M − 1 priors."""
-    return fitted._replace(precision=fitted.precision / inflation(n, len(fitted.mean), Full()))
+    return dataclasses.replace(fitted, precision=fitted.precision / inflation(n, len(fitted.mean), Full()))
 
 
 def _root(covariance: np.ndarray) -> np.ndarray:
@@ -107,7 +108,7 @@ def _root(covariance: np.ndarray) -> np.ndarray:
         ) from None
 
 
-def _divide(gaussians: list[DrawnGaussian], prior: _Prior, shards: Shards) -> _Quotient:
+def _divide(gaussians: list[Gaussian], prior: _Prior, shards: Shards) -> _Quotient:
     """Divide in coordinates where the prior is N(0, I): there Λ_0 = I, and eigenvalues have no units."""
     others, precisions = len(gaussians) - 1, np.stack([one.precision for one in gaussians])
     whitened = prior.root.T @ precisions @ prior.root
@@ -128,4 +129,4 @@ def _divide(gaussians: list[DrawnGaussian], prior: _Prior, shards: Shards) -> _Q
     # Measured from the prior's mean, so that η_0 = 0.
     mean = prior.mean + covariance @ np.sum([one.precision @ (one.mean - prior.mean) for one in gaussians], axis=0)
     precision = np.linalg.inv(covariance)
-    return _Quotient(DrawnGaussian(mean, (precision + precision.T) / 2), where, float(values[0] / error))
+    return _Quotient(Gaussian(mean, (precision + precision.T) / 2, Full()), where, float(values[0] / error))

@@ -13,6 +13,7 @@ import math
 import jax
 import numpy as np
 
+from epvi.gaussian.gaussian import Gaussian
 from epvi.gaussian.structure import Structure
 from epvi.ground.status import Status
 from epvi.ground.validation import check_settings
@@ -20,7 +21,7 @@ from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.samples.consensus import evenly_spaced
 from epvi.hub.samples.meeting import Kept, Kernels, Meeting, check_memory
 from epvi.hub.samples.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
-from epvi.hub.samples.moments import DrawnGaussian, fit_gaussians
+from epvi.hub.samples.moments import fit_gaussians
 from epvi.hub.samples.shape import unfollowed
 
 # Least draws kept per chain, for split R̂ and the effective sample size. Judgement.
@@ -79,11 +80,11 @@ class KernelMethod(DrawsMethod):
             check_settings(self, thin=1)
 
     @abc.abstractmethod
-    def kernels(self, draws: np.ndarray, gaussian: DrawnGaussian, h: float) -> Kernels:
+    def kernels(self, draws: np.ndarray, gaussian: Gaussian, h: float) -> Kernels:
         """The density estimate of one shard, from its draws and the Gaussian fitted to them."""
 
     @abc.abstractmethod
-    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
         """What is wrong with bandwidth h even for Gaussian shards, and what to do; empty if nothing is."""
 
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:

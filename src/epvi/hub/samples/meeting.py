@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.packing import Packing
 from epvi.ground.errors import EpviError
-from epvi.hub.samples.moments import DrawnGaussian, inverse, times
 
 # Most memory for the tables of one shard, (chains, draws) each, in GB (10⁹ bytes). Judgement: half of the budget of a
 # product's components (product/stack.py).
@@ -25,7 +25,8 @@ class Kernels(NamedTuple):
 
     means: Float[np.ndarray, "n d"]  # μ_mk
     log_weights: Float[np.ndarray, " n"]  # log w_mk
-    root: Float[np.ndarray, "..."]  # L with L Lᵀ = Λ_m: (d, d), or (d,) or (1,) if Λ_m is diagonal
+    root: Float[np.ndarray, "..."]  # L with L Lᵀ = Λ_m, packed
+    packing: Packing  # how the root is packed
 
 
 class Kept(NamedTuple):
@@ -41,18 +42,19 @@ class Meeting:
     def __init__(self, shards: list[Kernels], rng: np.random.Generator) -> None:
         self._rng = rng
         self._shards = shards
-        self._white = [times(shard.means, shard.root) for shard in shards]
+        self._packing = shards[0].packing
+        self._white = [self._packing.whiten(shard.root, shard.means) for shard in shards]
         self._bias = [
             shard.log_weights - 0.5 * np.sum(white**2, axis=1) for shard, white in zip(shards, self._white, strict=True)
         ]
-        total = np.sum([_precision(shard.root) for shard in shards], axis=0)
-        self._scale = inverse(DrawnGaussian(shards[0].means[0], total).root)
+        total = np.sum([self._packing.precision(shard.root) for shard in shards], axis=0)
+        self._scale = self._packing.inverse(self._packing.root(total))
 
     def step(self, theta: Float[np.ndarray, "C d"]) -> tuple[np.ndarray, Float[np.ndarray, " C"]]:
         """One Gibbs step of all chains: the new θ, and the log density at the old θ."""
-        eta, log_density = np.zeros_like(theta), np.zeros(len(theta))
+        eta, log_density, packing = np.zeros_like(theta), np.zeros(len(theta)), self._packing
         for shard, white, bias in zip(self._shards, self._white, self._bias, strict=True):
-            here = times(theta, shard.root)
+            here = packing.whiten(shard.root, theta)
             log_joint = here @ white.T + bias
             largest = np.max(log_joint, axis=1)
             cumulative = np.cumsum(np.exp(log_joint - largest[:, None]), axis=1)
@@ -60,10 +62,11 @@ class Meeting:
             aim = (1 - self._rng.uniform(size=len(theta))) * cumulative[:, -1]
             index = np.sum(cumulative < aim[:, None], axis=1)
             log_density += largest + np.log(cumulative[:, -1]) - 0.5 * np.sum(here**2, axis=1)
-            eta += times(white[index], shard.root.T)
+            eta += packing.rows_times(white[index], packing.transposed(shard.root))
         noise = self._rng.standard_normal(theta.shape)
         # θ = Λ⁻¹ η + L⁻ᵀ z for row vectors, where `_scale` is L⁻¹ and Λ⁻¹ = L⁻ᵀ L⁻¹.
-        return times(times(eta, self._scale.T) + noise, self._scale), log_density
+        moved = packing.rows_times(eta, packing.transposed(self._scale)) + noise
+        return packing.rows_times(moved, self._scale), log_density
 
     def run(self, theta: Float[np.ndarray, "C d"], kept: int, thin: int) -> tuple[np.ndarray, Kept]:
         """Run every chain for `kept` x `thin` steps: their last states, and every `thin`-th state."""
@@ -86,7 +89,3 @@ def check_memory(num_chains: int, num_draws: int) -> None:
             f"{num_chains} chains over {num_draws:,} draws of a shard need about {need:.0f} GB, over the budget of"
             f" {_MAX_GIGABYTES:g} GB: thin the draws (draws[::10]), or lower num_chains."
         )
-
-
-def _precision(root: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    return root @ root.T if root.ndim == 2 else root**2

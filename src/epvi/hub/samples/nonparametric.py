@@ -11,11 +11,13 @@ import dataclasses
 
 import numpy as np
 
-from epvi.gaussian.structure import Diagonal, Full, Structure
+from epvi.gaussian.gaussian import Gaussian
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import Diagonal
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
 from epvi.hub.samples.method import Shards
-from epvi.hub.samples.moments import DrawnGaussian, fit_best, inverse
+from epvi.hub.samples.moments import fit_best
 
 # Largest acceptable relative increase of the product's sds by smoothing. Judgement.
 _WIDENING = 0.1
@@ -32,13 +34,13 @@ class Nonparametric(KernelMethod):
 
     covariance: Structure = dataclasses.field(default_factory=Diagonal)
 
-    def kernels(self, draws: np.ndarray, gaussian: DrawnGaussian, h: float) -> Kernels:
+    def kernels(self, draws: np.ndarray, gaussian: Gaussian, h: float) -> Kernels:
         """Equally weighted Gaussians at the draws."""
-        return Kernels(draws, np.full(len(draws), -np.log(len(draws))), gaussian.root / h)
+        return Kernels(draws, np.full(len(draws), -np.log(len(draws))), gaussian.root / h, gaussian.structure.packing)
 
-    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
         """Report by how much the kernels widen the product, if that is too much."""
-        best = gaussians if isinstance(self.covariance, Full) else fit_best(shards)
+        best = gaussians if self.covariance.packing.whole else fit_best(shards)
         widening = _widening(best, gaussians, h)
         if widening <= _WIDENING:
             return ""
@@ -48,24 +50,12 @@ class Nonparametric(KernelMethod):
         )
 
 
-def _widening(shards: list[DrawnGaussian], kernels: list[DrawnGaussian], h: float) -> float:
+def _widening(shards: list[Gaussian], kernels: list[Gaussian], h: float) -> float:
     """Largest relative increase of the product's sds when h² times the kernel covariances is added to all shards'."""
+    packing, d = shards[0].structure.packing, len(shards[0].mean)
     narrow = np.sum([one.precision for one in shards], axis=0)
-    wide = np.sum(
-        [inverse(one.covariance + h**2 * _like(one, kernel)) for one, kernel in zip(shards, kernels, strict=True)],
-        axis=0,
-    )
-    variances = [_diagonal(inverse(precision)) for precision in (wide, narrow)]
+    # The kernels' covariances, packed like those of the shards.
+    added = [packing.kept(kernel.covariance, kernel.structure.packing, d) for kernel in kernels]
+    wide = np.sum([packing.inverse(one.covariance + h**2 * a) for one, a in zip(shards, added, strict=True)], axis=0)
+    variances = [packing.diagonal(packing.inverse(precision), d) for precision in (wide, narrow)]
     return float(np.sqrt(np.max(variances[0] / variances[1]))) - 1
-
-
-def _like(one: DrawnGaussian, kernel: DrawnGaussian) -> np.ndarray:
-    """The kernel's covariance, packed like the shard's precision."""
-    covariance = kernel.covariance
-    if covariance.ndim == one.precision.ndim:
-        return covariance
-    return np.diag(np.broadcast_to(covariance, len(one.mean)))
-
-
-def _diagonal(packed: np.ndarray) -> np.ndarray:
-    return np.diag(packed) if packed.ndim == 2 else packed

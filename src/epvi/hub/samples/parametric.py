@@ -5,7 +5,8 @@ from typing import ClassVar
 
 import jax
 
-from epvi.gaussian.structure import Full, Structure
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import Full
 from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, check_covariance, generator
 from epvi.hub.samples.moments import fit_gaussians, inflation, product
 from epvi.hub.samples.shape import gaussian_status

@@ -11,11 +11,12 @@ import dataclasses
 
 import numpy as np
 
-from epvi.gaussian.structure import Full, Structure
+from epvi.gaussian.gaussian import Gaussian
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import Full
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
 from epvi.hub.samples.method import Shards
-from epvi.hub.samples.moments import DrawnGaussian
 from epvi.hub.samples.shape import correlated, neglected
 
 
@@ -29,14 +30,14 @@ class Semiparametric(KernelMethod):
 
     covariance: Structure = dataclasses.field(default_factory=Full)
 
-    def kernels(self, draws: np.ndarray, gaussian: DrawnGaussian, h: float) -> Kernels:
+    def kernels(self, draws: np.ndarray, gaussian: Gaussian, h: float) -> Kernels:
         """Gaussians shrunk towards the mean, with larger weights for draws far from it."""
         s = h**2 / (1 + h**2)
-        log_weights = 0.5 * s * gaussian.squares(draws)
+        log_weights, packing = 0.5 * s * gaussian.squares(draws), gaussian.structure.packing
         means = (1 - s) * draws + s * gaussian.mean
-        return Kernels(means, log_weights - np.logaddexp.reduce(log_weights), gaussian.root / np.sqrt(s))
+        return Kernels(means, log_weights - np.logaddexp.reduce(log_weights), gaussian.root / np.sqrt(s), packing)
 
-    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
         """Report correlations that a diagonal covariance ignores."""
-        pair = "" if isinstance(self.covariance, Full) else correlated(shards)
+        pair = "" if self.covariance.packing.whole else correlated(shards)
         return neglected(self.covariance, pair) if pair else ""

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import ndtri
 
-from epvi.gaussian.structure import Full, Structure
+from epvi.gaussian.structure import Structure
 from epvi.ground.status import Status
 from epvi.hub.samples.method import Remedies, Shards
 from epvi.hub.samples.moments import ENOUGH
@@ -196,7 +196,7 @@ def correlated(shards: Shards) -> str:
 
 def gaussian_status(made: str, shards: Shards, structure: Structure, inflated: float, remedies: Remedies) -> Status:
     """Status of a method that is exact for Gaussian shards with this structure; precisions are `inflated` times."""
-    pair = "" if isinstance(structure, Full) else correlated(shards)
+    pair = "" if structure.packing.whole else correlated(shards)
     if pair:
         return Status(False, neglected(structure, pair))
     far = departure(shards)

@@ -16,13 +16,15 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from epvi.gaussian.structure import Full, Structure
+from epvi.gaussian.gaussian import Gaussian
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.samples.consensus import weighted_average
 from epvi.hub.samples.layout import Layout
 from epvi.hub.samples.method import Combination, DrawsMethod, Shards, check_covariance, generator, positive
-from epvi.hub.samples.moments import DrawnGaussian, fit_gaussians, inverse
+from epvi.hub.samples.moments import fit_gaussians, sum_of
 from epvi.hub.samples.shape import unfollowed
 
 # Random pairs with which the bandwidth is chosen. Judgement: an acceptance rate of 2 % is estimated to 0.1 points.
@@ -111,7 +113,7 @@ class Weierstrass(DrawsMethod):
         """`count` averages of accepted pairs; with h, the acceptance rate, and the effective number of ancestors."""
         pair = Shards(tuple(group.theta for group in groups), layout)
         gaussians = fit_gaussians(pair, self.covariance)
-        spread = DrawnGaussian(np.zeros(pair.dim), inverse(gaussians[0].covariance + gaussians[1].covariance))
+        spread = sum_of(gaussians[0], gaussians[1], np.zeros(pair.dim))
         h = self.bandwidth or self._fitting(pair, spread, rng)
         places, tried = _accepted(pair, spread, h, (f"{groups[0]} and {groups[1]}", count), rng)
         met = np.stack([draws[at] for draws, at in zip(pair.theta, places, strict=True)])
@@ -119,7 +121,7 @@ class Weierstrass(DrawsMethod):
         group = _KernelGroup(groups[0].first, weighted_average(gaussians, met), ancestors)
         return group, (h, count / tried, min(_effective(line) for line in ancestors))
 
-    def _fitting(self, pair: Shards, spread: DrawnGaussian, rng: np.random.Generator) -> float:
+    def _fitting(self, pair: Shards, spread: Gaussian, rng: np.random.Generator) -> float:
         """The h that gives the wanted acceptance rate for random pairs, but at least n^(-1/(4+d))."""
         pilot = min(_PILOT, _at_once(pair.dim))
         squares = _distances(spread, pair, [rng.integers(len(draws), size=pilot) for draws in pair.theta])
@@ -137,13 +139,13 @@ def _at_once(d: int) -> int:
     return max(1, min(_PAIRS, _NUMBERS // d))
 
 
-def _distances(spread: DrawnGaussian, pair: Shards, places: list[np.ndarray]) -> Float[np.ndarray, " n"]:
+def _distances(spread: Gaussian, pair: Shards, places: list[np.ndarray]) -> Float[np.ndarray, " n"]:
     """δᵀ (Σ₁ + Σ₂)⁻¹ δ for pairs of draws."""
     return spread.squares(pair.theta[0][places[0]] - pair.theta[1][places[1]])
 
 
 def _accepted(
-    pair: Shards, spread: DrawnGaussian, h: float, wanted: tuple[str, int], rng: np.random.Generator
+    pair: Shards, spread: Gaussian, h: float, wanted: tuple[str, int], rng: np.random.Generator
 ) -> tuple[np.ndarray, int]:
     """Indices (2, count) of accepted pairs into the two shards' draws, and how many pairs were proposed for them."""
     name, count = wanted

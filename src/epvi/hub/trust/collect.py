@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.gaussian import components_of
 from epvi.gaussian.quasi_random import log_density
-from epvi.gaussian.structure import Full
+from epvi.gaussian.structures import form_of
 from epvi.ground.errors import EpviError
 from epvi.hub.agreement.compatibility import check_same_model, numbered
 from epvi.hub.trust.approximation import Approximation
@@ -88,13 +89,13 @@ def _summed(groups: Sequence[Any]) -> list[np.ndarray]:
 def _own_answer(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C R d"]) -> tuple[Derivatives, Expected]:
     """What a stand-in's Gaussian answers in its place."""
     means = np.asarray(proposal.modes.means)
-    root = np.asarray(fit.mixture.to(proposal.modes.structure).roots)[0]
-    precision = root @ root.T if root.ndim == 2 else root**2
-    away = means - np.asarray(fit.mixture.means)[0]
-    gradient = -(away @ precision if precision.ndim == 2 else away * precision)
+    structure = proposal.modes.structure
+    own = components_of(fit.mixture, structure)[0]
+    gradient = -structure.packing.rows_times(means - own.mean, own.precision)
+    precision = structure.hessians.kept(own.precision, structure.packing, len(own.mean))
     hessian = np.broadcast_to(-precision, (len(means), *precision.shape))
     constant = float(fit.elbo.value)
-    values = np.stack([log_density(fit.mixture, own) + constant for own in points])
+    values = np.stack([log_density(fit.mixture, some) + constant for some in points])
     at = log_density(fit.mixture, means) + constant
     # The average over base draws, whose mean is zero, is that at the mean.
     return Derivatives(at, gradient, hessian), Expected(values, gradient, hessian)
@@ -145,12 +146,11 @@ def _check_one(fit: ShardFit, one: Scores, proposal: Proposal) -> None:
         raise EpviError(f"{one.called} has answered other draws than these: have it score them again.")
     if one.moments is not None and one.moments.gradient.shape != np.asarray(modes.means).shape:
         raise EpviError(f"{one.called} has moments of other Gaussians than these: have it score the draws again.")
-    dense = isinstance(modes.structure, Full)
-    matrices = [one.rows.products.ndim == 2]
-    matrices += [part.hessian.ndim == 3 for part in (one.centres, one.moments) if part is not None]
-    for whole in matrices:
-        if whole != dense:
-            asked = "whole Hessians" if dense else "diagonals of Hessians"
+    asked_whole = modes.structure.hessians.whole
+    given = [one.rows.products, *(part.hessian[0] for part in (one.centres, one.moments) if part is not None)]
+    for matrix in given:
+        if form_of(matrix).whole != asked_whole:
+            asked = "whole Hessians" if asked_whole else "diagonals of Hessians"
             raise EpviError(f"{one.called} has not answered with {asked}, as asked: have it score the draws again.")
     if np.any(np.abs(one.echo - theta[-1]) > _SAME * (1 + np.abs(theta[-1]))):
         raise EpviError(

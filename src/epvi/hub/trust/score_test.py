@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import chdtrc, fdtrc
 
+from epvi.gaussian.structures import form_of
+
 # Rows that are rare or heavy-tailed make small p-values likelier than they should be: a fault makes far smaller ones.
 _FALSE_ALARMS = 1e-5
 # Directions in which a shard's rows vary less than this, beside all rows, are no evidence.
@@ -34,7 +36,7 @@ def agreement(
     num_rows: Float[np.ndarray, " M"],
 ) -> Agreement:
     """Test every shard against all together; by single coordinates where only the diagonals of J_m are known."""
-    if products.ndim == 2:
+    if not form_of(products[0]).whole:
         tests = [
             agreement(gradients[:, [i]], products[:, [i], None], hessians[:, [i], None], num_rows)
             for i in range(gradients.shape[1])

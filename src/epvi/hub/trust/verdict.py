@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from epvi.gaussian.structures import form_of
 from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered
@@ -93,7 +94,7 @@ def _uneven(weights: Weights) -> str | None:
 
 def when_refined(posterior: Approximation, text: str) -> str:
     """A verdict's text when no further round will help: the remedy is another one then."""
-    diagonal = posterior.mixture.structure.rank < 2
+    diagonal = not posterior.mixture.structure.hessians.whole
     relabelled = _LACKS in text and not posterior.space.exchangeable
     remedies = [
         *(["exchangeable=[...] if modes differ only by the order of parameters (epvi.Model)"] if relabelled else []),
@@ -186,7 +187,7 @@ def _lost_modes(answered: Answered, weights: Weights) -> list[str]:
 
 def _log_mass(value: float, gradient: Float[np.ndarray, " d"], hessian: np.ndarray) -> float:
     """The log mass of the Gaussian with these derivatives, at least of the part around the point; none on a slope."""
-    matrix = -hessian if hessian.ndim == 2 else np.diag(-hessian)
+    matrix = -form_of(hessian).dense(hessian, len(gradient))
     try:
         root = np.linalg.cholesky(matrix)
     except np.linalg.LinAlgError:

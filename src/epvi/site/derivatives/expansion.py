@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from epvi.site.derivatives.eigen import eigen_of
+from epvi.gaussian.packing import Packing
+from epvi.gaussian.structures import form_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 
 # Parts that the remainder is computed on, each by itself: what they differ by gives the standard error.
@@ -30,23 +31,30 @@ _ALIKE = 2.0
 
 
 class Taylor(NamedTuple):
-    """Value, gradient (d,) and curvature (a matrix or its diagonal) of a function at a point."""
+    """Value, gradient (d,) and Hessian (a matrix or its diagonal) of a function at a point."""
 
     value: float
     gradient: np.ndarray
     hessian: np.ndarray
 
+    @property
+    def form(self) -> Packing:
+        """The form of the Hessian."""
+        return form_of(self.hessian)
+
     def at(self, delta: np.ndarray) -> np.ndarray:
         """The second-order expansion, this far from the point."""
-        bent = delta @ self.hessian if self.hessian.ndim == 2 else delta * self.hessian
+        bent = self.form.rows_times(delta, self.hessian)
         return np.asarray(self.value + delta @ self.gradient + 0.5 * np.sum(delta * bent, axis=-1))
+
+    def moved(self, delta: np.ndarray) -> "Taylor":
+        """The expansion of the same quadratic about another point, this far away."""
+        bent = self.form.times(self.hessian, delta)
+        return Taylor(float(self.at(delta)), self.gradient + bent, self.hessian)
 
     def distances(self, delta: np.ndarray) -> np.ndarray:
         """δᵀ|H|δ: how far that is from the point, in units of the curvature there."""
-        if self.hessian.ndim == 1:
-            return np.asarray(np.sum(delta**2 * np.abs(self.hessian), axis=-1))
-        sizes, vectors = np.linalg.eigh(self.hessian)
-        return np.asarray(np.sum((delta @ vectors) ** 2 * np.abs(sizes), axis=-1))
+        return self.form.abs_square(self.hessian, delta)
 
 
 class Near(NamedTuple):
@@ -69,23 +77,18 @@ class Around:
     def is_alike(self) -> bool:
         """Whether the parts bend as all rows do in every direction; where a few rows bend it they may have none."""
         parts = -np.mean([one.hessian for one in self.of_parts], axis=0)
-        if parts.ndim == 1:
-            ratio = parts / np.where(self.whole.hessian == 0, 1e-290, -self.whole.hessian)
-        else:
-            eigen = eigen_of(self.whole.hessian, 1e-12)
-            root = eigen.units[:, None] * eigen.vectors / np.sqrt(eigen.size)
-            ratio = np.linalg.eigvalsh(root.T @ parts @ root)
+        ratio = self.whole.form.ratios(-self.whole.hessian, parts)
         return bool(np.all((np.abs(ratio) > 1 / _ALIKE) & (np.abs(ratio) < _ALIKE)))
 
     def derivatives(self, theta: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
         """Gradient and Hessian, averaged over points near the centre: of the expansion, and of what it leaves out."""
         delta, part = theta - self.centre, Taylor(*(np.mean(one, axis=0) for one in zip(*self.of_parts, strict=True)))
-        dense = self.whole.hessian.ndim == 2
-        found = [(self.rows.full if dense else self.rows.diagonal)(points) for points in in_batches(theta, batch)]
+        form = self.whole.form
+        found = [self.rows.curve(points, form) for points in in_batches(theta, batch)]
         gradient = np.concatenate([one.gradient for one in found])[: len(theta)]
         hessian = np.concatenate([np.asarray(one.hessian) for one in found])[: len(theta)]
         change = np.mean(hessian, axis=0) - part.hessian
-        bent = delta @ (self.whole.hessian - part.hessian) if dense else delta * (self.whole.hessian - part.hessian)
+        bent = form.rows_times(delta, self.whole.hessian - part.hessian)
         moved = self.whole.gradient - part.gradient + np.mean(gradient + bent, axis=0)
         return moved, self.whole.hessian + change
 
@@ -115,7 +118,7 @@ def expand(
     rows, parts = subposterior.parts(rows_per_part, _PARTS, rng)
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
-        curves = [(part.full if whole.hessian.ndim == 2 else part.diagonal)(centre[None]) for part in parts]
+        curves = [part.curve(centre[None], whole.form) for part in parts]
         made.append(Around(centre, whole, rows, [taylor for curve in curves for taylor in taylors(curve)]))
     return made
 

@@ -18,6 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.packing import Packing
+from epvi.gaussian.structures import DIAGONALS, WHOLE
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.passes import Pass, Programs, kind_of, rows_dtype
@@ -40,11 +42,13 @@ Report = Callable[[int], None]
 
 
 class Curve(NamedTuple):
-    """log p_m and its derivatives at K points; `hessian` is (K, d, d), its diagonal (K, d), or None."""
+    """log p_m and its derivatives at K points."""
 
     value: Float[np.ndarray, " K"]
     gradient: Float[np.ndarray, "K d"]
+    # Packed in `form`: (K, d, d), or the diagonals (K, d); None where only the gradient was asked for.
     hessian: np.ndarray | None
+    form: Packing = WHOLE
 
 
 def block_size(programs: Programs, columns: Columns, num_rows: int, num_points: int) -> int:
@@ -199,7 +203,8 @@ class Subposterior:
 
     def full(self, theta: np.ndarray) -> Curve:
         """Value, gradient and Hessian."""
-        return Curve(*map(np.asarray, self._sweep(self.programs.full, theta)))
+        value, gradient, hessian = map(np.asarray, self._sweep(self.programs.full, theta))
+        return Curve(value, gradient, hessian)
 
     def second_order(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The same as a plain tuple, for an optimiser."""
@@ -209,7 +214,12 @@ class Subposterior:
 
     def diagonal(self, theta: np.ndarray) -> Curve:
         """Value, gradient and the Hessian's diagonal."""
-        return Curve(*map(np.asarray, self._sweep(self.programs.diagonal, theta)))
+        value, gradient, hessian = map(np.asarray, self._sweep(self.programs.diagonal, theta))
+        return Curve(value, gradient, hessian, DIAGONALS)
+
+    def curve(self, theta: np.ndarray, form: Packing) -> Curve:
+        """Value, gradient, and the Hessian in this form."""
+        return self.full(theta) if form.whole else self.diagonal(theta)
 
     def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "d d"]:
         """Σ over rows of the products of their log likelihoods' gradients."""

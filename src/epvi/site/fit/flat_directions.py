@@ -10,7 +10,6 @@ from collections.abc import Callable
 import numpy as np
 
 from epvi.parameters.space import Space
-from epvi.site.derivatives.eigen import eigen_of, units_of
 from epvi.site.fit.modes import Modes
 from epvi.site.rows.columns import Columns, constant_columns
 
@@ -22,10 +21,10 @@ def flat_direction(
     space: Space, columns: Columns, modes: Modes, floor: float, value: Callable[[np.ndarray], np.ndarray]
 ) -> str | None:
     """What to say when the heaviest mode does not fall off in some direction; None when it does in all."""
-    curvature, axes, units = _widest(modes.curvature[0])
+    curvature, axes, units = modes.form.smallest(modes.curvature[0], _DIRECTIONS_TRIED)
     least = floor + 1e-290
     steps = 2 * units * axes / np.sqrt(np.maximum(np.abs(curvature), least))[:, None]
-    onwards = _newton_direction(modes.gradient[0], modes.curvature[0], floor)
+    onwards = _newton_direction(modes, floor)
     if onwards is not None:
         curvature, steps = np.append(curvature, 1.0), np.vstack([steps, 2 * onwards])
     away = value(np.concatenate([modes.points[0] + steps, modes.points[0] - steps]))
@@ -42,26 +41,9 @@ def flat_direction(
     )
 
 
-def _widest(curvature: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The least eigenvalues of −H in units of its diagonal (others are about 1), their directions, and the units."""
-    if curvature.ndim == 1:
-        units = 1 / np.sqrt(np.maximum(np.abs(curvature), 1e-200))
-        eigenvalues = curvature * units**2
-        order = np.argsort(np.abs(eigenvalues))[:_DIRECTIONS_TRIED]
-        return eigenvalues[order], (np.arange(len(curvature)) == order[:, None]).astype(float), units
-    units = units_of(curvature)
-    eigenvalues, vectors = np.linalg.eigh(curvature * units[:, None] * units)
-    order = np.argsort(np.abs(eigenvalues))[:_DIRECTIONS_TRIED]
-    return eigenvalues[order], vectors.T[order], units
-
-
-def _newton_direction(gradient: np.ndarray, curvature: np.ndarray, floor: float) -> np.ndarray | None:
-    """Newton's next step, made one standard deviation long; None where the gradient is zero."""
-    if curvature.ndim == 1:
-        step = gradient / np.maximum(np.abs(curvature), 1e-200)
-    else:
-        eigen = eigen_of(curvature[None], floor)
-        along = (eigen.vectors[0].T @ (gradient * eigen.units[0])) / eigen.size[0]
-        step = eigen.units[0] * (eigen.vectors[0] @ along)
+def _newton_direction(modes: Modes, floor: float) -> np.ndarray | None:
+    """Newton's next step from the heaviest mode, made one standard deviation long; None where the gradient is zero."""
+    gradient = modes.gradient[0]
+    step = modes.form.newton_step(gradient, modes.curvature[0], floor)
     length = np.sqrt(abs(gradient @ step))
     return step / length if np.isfinite(length) and length > 0 else None

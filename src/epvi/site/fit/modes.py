@@ -12,9 +12,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 from scipy.optimize import OptimizeResult, minimize
 
+from epvi.gaussian.eigen import eigen_of
+from epvi.gaussian.packing import Packing
+from epvi.gaussian.structures import form_of
 from epvi.parameters.alignment import order_like
 from epvi.parameters.space import Space
-from epvi.site.derivatives.eigen import eigen_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.fit.newton import Climbed, Tolerances, climb
 
@@ -35,24 +37,26 @@ _LEFT = 1e-3
 
 
 class Modes(NamedTuple):
-    """Modes with values, what is left of the gradient, and curvatures −H: (G, d, d), or (G, d) when d is large.
-
-    `concave` tells whether the density was log-concave wherever the climb was.
-    """
+    """G modes, the ends of as many climbs."""
 
     points: Float[np.ndarray, "G d"]
     value: Float[np.ndarray, " G"]
+    # What is left of it where the climb ended.
     gradient: Float[np.ndarray, "G d"]
+    # −H: (G, d, d), or its diagonal (G, d) when d is large.
     curvature: np.ndarray
     converged: Bool[np.ndarray, " G"]
+    # Whether the density was log-concave wherever the climb was.
     concave: Bool[np.ndarray, " G"]
+
+    @property
+    def form(self) -> Packing:
+        """The form of the curvatures."""
+        return form_of(self.curvature[0])
 
     def log_mass(self) -> Float[np.ndarray, " G"]:
         """Laplace's approximation, up to a constant: f − ½ log|−H|."""
-        if self.curvature.ndim == 2:
-            return self.value - 0.5 * np.sum(np.log(np.maximum(np.abs(self.curvature), 1e-290)), axis=1)
-        eigen = eigen_of(self.curvature, 1e-12)
-        return self.value - 0.5 * np.sum(np.log(eigen.size) - 2 * np.log(eigen.units), axis=1)
+        return self.value - np.asarray(self.form.half_log_abs_det(self.curvature))
 
 
 def second_order(num_points: int, d: int) -> bool:
@@ -155,7 +159,7 @@ def _climb_by_slopes(subposterior: Subposterior, starts: np.ndarray) -> Modes:
 def follow(subposterior: Subposterior, before: Modes, precision: Tolerances) -> Modes:
     """The modes of more rows, from those of a part of them."""
     d = before.points.shape[1]
-    if d <= MOST_ON_TALL or before.curvature.ndim < 3:
+    if d <= MOST_ON_TALL or not before.form.whole:
         return climb_to(subposterior, before.points, precision)
     return _finite(
         *map(
@@ -231,21 +235,16 @@ def distinct(space: Space, ends: Modes, most: int, least: float = _LEAST_LOG_MAS
             break
         if kept and space.exchangeable:
             first = kept[0]
-            order = order_like(space, points[i], points[first], _diagonal(curvature[first]))
+            order = order_like(space, points[i], points[first], np.abs(ends.form.diagonal(curvature[first], space.dim)))
             points[i], gradient[i] = points[i][order], gradient[i][order]
-            curvature[i] = curvature[i][order] if curvature.ndim == 2 else curvature[i][np.ix_(order, order)]
-        if all(_apart(points[i] - points[j], curvature[j]) > _SAME_MODE for j in kept):
+            curvature[i] = ends.form.reordered(curvature[i], order)
+        if all(_apart(points[i] - points[j], curvature[j], ends.form) > _SAME_MODE for j in kept):
             kept.append(int(i))
     return Modes(
         points[kept], ends.value[kept], gradient[kept], curvature[kept], ends.converged[kept], ends.concave[kept]
     )
 
 
-def _diagonal(curvature: np.ndarray) -> np.ndarray:
-    return np.abs(np.diag(curvature) if curvature.ndim == 2 else curvature)
-
-
-def _apart(delta: np.ndarray, curvature: np.ndarray) -> float:
+def _apart(delta: np.ndarray, curvature: np.ndarray, form: Packing) -> float:
     """The distance in standard deviations."""
-    moved = curvature @ delta if curvature.ndim == 2 else curvature * delta
-    return float(np.sqrt(max(delta @ moved, 0.0)))
+    return float(np.sqrt(max(delta @ form.times(curvature, delta), 0.0)))

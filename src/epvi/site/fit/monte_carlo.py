@@ -11,7 +11,7 @@ from jaxtyping import Float
 from scipy.special import log_softmax, logsumexp
 
 from epvi.gaussian.mixture import Estimate
-from epvi.site.fit.entropy_bound import Family
+from epvi.gaussian.packing import Packing
 
 _LOG_2PI = float(np.log(2 * np.pi))
 _WEIGHT_STEPS = 500
@@ -59,23 +59,23 @@ def base_draws(rng: np.random.Generator, num_draws: int, d: int) -> Float[np.nda
 
 
 def draw_from(
-    f: Callable[[np.ndarray], np.ndarray], family: Family, means: np.ndarray, covariances: np.ndarray, z: np.ndarray
+    f: Callable[[np.ndarray], np.ndarray], packing: Packing, means: np.ndarray, covariances: np.ndarray, z: np.ndarray
 ) -> Drawn:
     """Draw from each Gaussian, with equal weights for a start; f takes points (n, d)."""
-    draws, drawn = draws_of(family, means, covariances, z)
+    draws, drawn = draws_of(packing, means, covariances, z)
     return drawn._replace(f=f(draws.reshape(-1, means.shape[1])).reshape(draws.shape[:2]))
 
 
 def draws_of(
-    family: Family, means: np.ndarray, covariances: np.ndarray, z: np.ndarray
+    packing: Packing, means: np.ndarray, covariances: np.ndarray, z: np.ndarray
 ) -> tuple[Float[np.ndarray, "K s d"], Drawn]:
     """Draws of each Gaussian, and all but f there."""
     k, d = means.shape
-    precisions, log_dets = family.inverse(covariances, d)
-    roots = family.root(precisions)
-    draws = means[:, None] + np.stack([family.apply(root[None], z) for root in roots])
+    precisions, log_dets = packing.inverse(covariances), packing.log_det(covariances, d)
+    roots = packing.covariance_root(precisions)
+    draws = means[:, None] + np.stack([packing.rooted(root[None], z) for root in roots])
     delta = draws[:, :, None] - means
-    squares = np.sum(delta * family.apply(precisions, delta), axis=-1)
+    squares = np.sum(delta * packing.times(precisions, delta), axis=-1)
     logs = -0.5 * (squares + log_dets + d * _LOG_2PI)
     return draws, Drawn(np.full(k, -np.log(k)), np.full(draws.shape[:2], np.nan), logs)
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from epvi.site.derivatives.eigen import Eigen, eigen_of
+from epvi.gaussian.eigen import Eigen, eigen_of
 
 Evaluate = Callable[[np.ndarray], Sequence[np.ndarray]]
 

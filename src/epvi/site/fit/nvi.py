@@ -15,11 +15,11 @@ import dataclasses
 import jax
 import numpy as np
 
-from epvi.gaussian.structure import Diagonal, Full, Structure
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import Diagonal, Full
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import check_settings
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.fit.entropy_bound import family_of
 from epvi.site.fit.inference import Inference, LocalFit
 from epvi.site.fit.newton import Tolerances
 from epvi.site.fit.nvi_run import Fitting
@@ -70,9 +70,8 @@ class NVI(Inference):
         single = bool(floats) and all(dtype == np.float32 for dtype in floats)
         precision = Tolerances(1e-6, 1e-6, 1e-9) if single else Tolerances(1e-9, 1e-12)
         structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
-        family = family_of(structure)
-        sweeps = Sweeps(subposterior, structure, family, precision, self.max_sweeps, self.tolerance)
-        work = Fitting(self.num_components, self.num_draws, subposterior, columns, structure, family, precision, sweeps)
+        sweeps = Sweeps(subposterior, structure, precision, self.max_sweeps, self.tolerance)
+        work = Fitting(self.num_components, self.num_draws, subposterior, columns, structure, precision, sweeps)
         starts = generator(common).standard_normal((max(self.num_starts, self.num_components), d))
         # Numbers that overflow on the way are looked for where it matters, not warned of.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -9,14 +9,14 @@ import math
 
 import numpy as np
 
-from epvi.gaussian.mixture import GaussianMixture
-from epvi.gaussian.structure import Full, Spherical, Structure
+from epvi.gaussian.packing import Packing
+from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.parameters.space import Space
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, taylors
 from epvi.site.derivatives.subposterior import Curve, Subposterior
-from epvi.site.fit.entropy_bound import Family, overlap
+from epvi.site.fit.entropy_bound import overlap
 from epvi.site.fit.flat_directions import flat_direction
 from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.modes import Modes, climb_to, distinct_of, find_modes, follow
@@ -58,14 +58,13 @@ class Fitting:
     subposterior: Subposterior
     columns: Columns
     structure: Structure
-    family: Family
     precision: Tolerances
     sweeps: Sweeps
 
     def plain(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
         """The paper's method: K means from N(0, I), unit variances, equal weights."""
         k, d = self.num_components, self.subposterior.dim
-        unit = np.broadcast_to(np.eye(d) if self._dense else 1.0, (k, *self.structure.packed_shape(d)))
+        unit = np.broadcast_to(self._packing.identity(d), (k, *self.structure.packed_shape(d)))
         works = self.ladder(rng)
         works[0]._refuse_non_finite(starts[:k])
         components = Components(starts[:k], np.array(unit), (), False, False)
@@ -135,7 +134,7 @@ class Fitting:
 
     def _with_curvature(self, modes: Modes) -> Modes:
         """With whole matrices, where the covariances are."""
-        if not self._dense or modes.curvature.ndim == 3:
+        if modes.form.whole or not self._packing.whole:
             return modes
         hessian = self.subposterior.full(modes.points).hessian
         assert hessian is not None
@@ -185,32 +184,32 @@ class Fitting:
 
     def at_modes(self, modes: Modes, *, flat: bool) -> Components:
         """One Gaussian at each mode with the covariance that L2 gives a separate component."""
-        curvature = self.sweeps.packed(modes.curvature)
+        curvature = self.sweeps.packed(modes.curvature, modes.form)
         if flat:
             # A mixture is made in spite of it, for the record.
-            curvature = curvature + _FLAT_PRECISION * (np.eye(self.subposterior.dim) if self._dense else 1.0)
+            curvature = curvature + _FLAT_PRECISION * self._packing.identity(self.subposterior.dim)
         floor = _FLAT_FLOOR if flat else self.precision.floor
-        precisions, guarded = self.family.guarded(curvature, floor)
-        covariances, _ = self.family.inverse(precisions, self.subposterior.dim)
-        at = overlap(self.family, modes.points, covariances)
+        precisions, guarded = self._packing.guarded(curvature, floor)
+        covariances = self._packing.inverse(precisions)
+        at = overlap(self._packing, modes.points, covariances)
         bound = float(np.mean(modes.value + self.sweeps.trace(covariances, precisions)) + at.bound)
         return Components(modes.points, covariances, (bound,), bool(modes.converged[0]), bool(np.any(guarded)))
 
     @property
-    def _dense(self) -> bool:
-        return isinstance(self.structure, Full)
+    def _packing(self) -> Packing:
+        return self.structure.packing
 
     def draw(self, components: Components, rng: np.random.Generator, near: list[Around] | None = None) -> Drawn:
         """f at draws, as many of every component; on a tall shard from expansions about their means."""
         means, covariances = components.means, components.covariances
         z = base_draws(rng, self.num_draws // len(means), self.subposterior.dim)
         if near is not None:
-            draws, drawn = draws_of(self.family, means, covariances, z)
+            draws, drawn = draws_of(self._packing, means, covariances, z)
             found = [around.near(points, _DRAWS_AT_ONCE) for around, points in zip(near, draws, strict=True)]
             doubt = float(np.mean([one.error for one in found]))
             if doubt <= _CERTAIN:
                 return drawn._replace(f=np.stack([one.value for one in found]), doubt=doubt)
-        return draw_from(self._value, self.family, means, covariances, z)
+        return draw_from(self._value, self._packing, means, covariances, z)
 
     def _near(self, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator) -> list[Around] | None:
         """Expansions of a tall shard, unless a few rows that parts do not have bend it."""
@@ -219,9 +218,6 @@ class Fitting:
 
     def finished(self, components: Components, drawn: Drawn, flat: str | None) -> LocalFit:
         """The mixture with its status."""
-        packed = components.covariances[:, 0] if isinstance(self.structure, Spherical) else components.covariances
-        if self._dense:
-            packed = 0.5 * (packed + np.swapaxes(packed, 1, 2))
         elbo = drawn.elbo()
         if flat is not None:
             status = Status(False, flat)
@@ -236,7 +232,7 @@ class Fitting:
                 note += f" (these rows say nothing of {', '.join(unseen[:3])}{', ...' if len(unseen) > 3 else ''})"
             count = len(components.means)
             status = Status(True, f"converged: {count} component{'s' if count > 1 else ''}{note}.")
-        mixture = GaussianMixture.from_covariances(components.means, packed, np.exp(drawn.log_weights))
+        mixture = components.mixture(self.structure, np.exp(drawn.log_weights))
         gap = drawn.log_evidence() - float(elbo.value)
         passes, seconds = int(self.subposterior.passes), self.subposterior.seconds
         return LocalFit(mixture, status, components.history, elbo, gap, passes, seconds)
@@ -247,7 +243,7 @@ class Fitting:
         Draws of a full Gaussian tell; those of one that cannot follow correlations do not see what it leaves out. On a
         tall shard, which is close to Gaussian, what that leaves out is not worth the passes.
         """
-        if not self._dense:
+        if not self._packing.whole:
             return not self._is_tall
         # A single far draw can make one half's evidence; where the fit is poor, both halves say so.
         least = min(half.log_evidence() - float(half.elbo().value) for half in drawn.halves())
@@ -257,8 +253,8 @@ class Fitting:
         """K starts: the modes, and draws around them in turn."""
         k, d = self.num_components, self.subposterior.dim
         which = np.resize(np.arange(len(plain.means)), k)
-        roots = self.family.root(self.family.inverse(plain.covariances, d)[0])
-        moved = self.family.apply(roots[which], rng.standard_normal((k, d)))
+        roots = self._packing.covariance_root(self._packing.inverse(plain.covariances))
+        moved = self._packing.rooted(roots[which], rng.standard_normal((k, d)))
         moved[: len(plain.means)] *= 0.1
         return plain.means[which] + moved, plain.covariances[which]
 

@@ -10,16 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize
 
-from epvi.gaussian.structure import Full, Spherical, Structure
+from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.packing import Packing
+from epvi.gaussian.structure import Structure
 from epvi.site.derivatives.subposterior import Curve, Subposterior
-from epvi.site.fit.entropy_bound import (
-    Dense,
-    Family,
-    best_covariances,
-    mean_gradient,
-    mean_hessian,
-    overlap,
-)
+from epvi.site.fit.entropy_bound import best_covariances, mean_gradient, mean_hessian, overlap
 from epvi.site.fit.modes import second_order
 from epvi.site.fit.newton import Tolerances, climb
 
@@ -40,6 +35,12 @@ class Components(NamedTuple):
     converged: bool
     guarded: bool
 
+    def mixture(self, structure: Structure, weights: np.ndarray) -> GaussianMixture:
+        """The components as a mixture."""
+        packed = structure.packing.symmetrised(self.covariances)
+        shape = (len(packed), *structure.user_shape(self.means.shape[1]))
+        return GaussianMixture.from_covariances(self.means, packed.reshape(shape), weights, structure)
+
 
 @dataclasses.dataclass(frozen=True)
 class Sweeps:
@@ -47,7 +48,6 @@ class Sweeps:
 
     subposterior: Subposterior
     structure: Structure
-    family: Family
     precision: Tolerances
     max_sweeps: int
     tolerance: float
@@ -59,9 +59,10 @@ class Sweeps:
         best, nudged, done = Components(means, covariances, (-np.inf,), False, False), 0, False
         for _ in range(self.max_sweeps):
             means, value, curvature = self._move_means(means, covariances)
-            precisions, guarded = self.family.guarded(curvature, self.precision.floor)
-            covariances = best_covariances(self.family, means, precisions, covariances)
-            bound = np.mean(value + self.trace(covariances, curvature)) + overlap(self.family, means, covariances).bound
+            precisions, guarded = self._packing.guarded(curvature, self.precision.floor)
+            covariances = best_covariances(self._packing, means, precisions, covariances)
+            entropy = overlap(self._packing, means, covariances).bound
+            bound = np.mean(value + self.trace(covariances, curvature)) + entropy
             history.append(float(bound))
             if not bound <= best.history[-1]:
                 best = Components(means, covariances, tuple(history), False, bool(np.any(guarded)))
@@ -94,20 +95,24 @@ class Sweeps:
             moved = self._move_first_order(means, covariances)
         at = self.curve(moved)
         assert at.hessian is not None
-        return moved, at.value, self.packed(-at.hessian)
+        return moved, at.value, self.packed(-at.hessian, at.form)
+
+    @property
+    def _packing(self) -> Packing:
+        return self.structure.packing
 
     def curve(self, means: np.ndarray) -> Curve:
         """f at the means with its curvature, of which only the diagonal is taken where that is all that is used."""
-        whole = isinstance(self.structure, Full) or second_order(1, self.subposterior.dim)
+        whole = self._packing.whole or second_order(1, self.subposterior.dim)
         return (self.subposterior.full if whole else self.subposterior.diagonal)(means)
 
     def _first_bound(self, flat: np.ndarray, covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """L1 of all means as one vector, with its gradient and Hessian."""
         k, d = len(covariances), self.subposterior.dim
         means = flat.reshape(k, d)
-        at, between = self.subposterior.full(means), overlap(self.family, means, covariances)
+        at, between = self.subposterior.full(means), overlap(self._packing, means, covariances)
         assert at.hessian is not None
-        hessian = mean_hessian(self.family, between).reshape(k, d, k, d)
+        hessian = mean_hessian(self._packing, between).reshape(k, d, k, d)
         hessian[np.arange(k), :, np.arange(k), :] += at.hessian / k
         gradient = at.gradient / k + mean_gradient(between)
         value = np.mean(at.value) + between.bound
@@ -116,7 +121,7 @@ class Sweeps:
     def _move_first_order(self, means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
         def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
             moved = flat.reshape(means.shape)
-            at, between = self.subposterior.gradient(moved), overlap(self.family, moved, covariances)
+            at, between = self.subposterior.gradient(moved), overlap(self._packing, moved, covariances)
             value = np.mean(at.value) + between.bound
             if not np.isfinite(value):
                 return np.inf, np.zeros(flat.size)
@@ -125,19 +130,16 @@ class Sweeps:
         options = {"maxiter": 500, "maxfun": 1000, "ftol": 1e-12, "gtol": 1e-6}
         return minimize(loss, means.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(means.shape)
 
-    def packed(self, curvature: np.ndarray) -> np.ndarray:
-        """What the structure keeps of −H: the matrix, its diagonal, or the mean of that."""
-        if isinstance(self.structure, Full):
-            return curvature
-        diagonal = np.diagonal(curvature, axis1=1, axis2=2) if curvature.ndim == 3 else curvature
-        return np.mean(diagonal, axis=1, keepdims=True) if isinstance(self.structure, Spherical) else diagonal
+    def packed(self, curvature: np.ndarray, form: Packing) -> np.ndarray:
+        """What the structure keeps of curvatures −H that come in this form."""
+        return self._packing.kept(curvature, form, self.subposterior.dim)
 
     def trace(self, covariances: np.ndarray, curvature: np.ndarray) -> np.ndarray:
         """½ tr Σ_k H_k of every component, from packed curvatures −H."""
-        return self.family.trace(covariances, curvature, self.subposterior.dim)
+        return np.asarray(self._packing.half_trace(covariances, curvature, self.subposterior.dim))
 
     def _variances(self, covariances: np.ndarray) -> np.ndarray:
-        return np.diagonal(covariances, axis1=1, axis2=2) if isinstance(self.family, Dense) else covariances
+        return self._packing.diagonal(covariances, self.subposterior.dim)
 
     def _coincide(self, means: np.ndarray, covariances: np.ndarray) -> bool:
         spread = np.sqrt(self._variances(covariances))

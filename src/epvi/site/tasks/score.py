@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.packing import Packing
+from epvi.gaussian.structures import WHOLE
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import verb
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
@@ -125,22 +127,22 @@ def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking)
 def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> Answers:
     """Every row at every draw."""
     values = _finite(subposterior.value(draws.theta, _DRAWS_AT_ONCE))
-    centres = _curve(subposterior, draws.centres, draws.dense, asking.points_at_once)
+    centres = _curve(subposterior, draws.centres, draws.form, asking.points_at_once)
     moments = None
     if len(draws.base):
-        found = [_curve(subposterior, points, draws.dense, asking.points_at_once) for points in draws.points()]
+        found = [_curve(subposterior, points, draws.form, asking.points_at_once) for points in draws.points()]
         moments = Expected(
             np.stack([one.value for one in found]),
             np.stack([np.mean(one.gradient, axis=0) for one in found]),
             np.stack([np.mean(np.asarray(one.hessian), axis=0) for one in found]),
         )
-    rows = _variation(subposterior, draws.centres[0], centres.gradient[0], subposterior, draws.dense)
+    rows = _variation(subposterior, draws.centres[0], centres.gradient[0], subposterior, draws.form)
     return _checked(Answers(values, np.zeros(len(values)), _derivatives(centres), rows, moments, True))
 
 
 def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
     """The same from expansions about the centres; None where parts of the rows do not tell enough."""
-    known = [_expansion(subposterior, centre, draws.dense, asking) for centre in draws.centres]
+    known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), _PARTS_KEY)
     for size in sizes_of_parts(subposterior.num_rows):
@@ -152,30 +154,33 @@ def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking:
         # Half of the draws may be far out, where nothing depends on them.
         if np.median(errors) <= _CERTAIN:
             centres = Derivatives(
-                *map(np.stack, zip(*(_moved(*one) for one in zip(near, draws.centres, strict=True)), strict=True))
+                *map(
+                    np.stack,
+                    zip(*(a.whole.moved(c - a.centre) for a, c in zip(near, draws.centres, strict=True)), strict=True),
+                )
             )
             moments = _expected(near, draws, asking) if len(draws.base) else None
-            rows = _variation(subposterior, draws.centres[0], centres.gradient[0], near[0].rows, draws.dense)
+            rows = _variation(subposterior, draws.centres[0], centres.gradient[0], near[0].rows, draws.form)
             return _checked(Answers(_finite(values), errors, centres, rows, moments, False))
     return None
 
 
 def _variation(
-    subposterior: Subposterior, point: np.ndarray, gradient: np.ndarray, rows: Subposterior, dense: bool
+    subposterior: Subposterior, point: np.ndarray, gradient: np.ndarray, rows: Subposterior, form: Packing
 ) -> Variation:
     """How the rows vary at a point: the share of the prior is taken from the gradient; some rows may stand for all."""
     share = Subposterior(subposterior.programs, {}, subposterior.share)
     products = rows.spread(point)
-    return Variation(gradient - share.gradient(point[None]).gradient[0], products if dense else np.diagonal(products))
+    return Variation(gradient - share.gradient(point[None]).gradient[0], form.kept(products, WHOLE, len(point)))
 
 
 def _expansion(
-    subposterior: Subposterior, centre: np.ndarray, dense: bool, asking: Asking
+    subposterior: Subposterior, centre: np.ndarray, form: Packing, asking: Asking
 ) -> tuple[np.ndarray, Taylor]:
     """The expansion about a centre, or about a point near it that is known already."""
     known = asking.memory.near(centre)
     if known is None:
-        known = centre, taylors(_curve(subposterior, centre[None], dense, 1))[0]
+        known = centre, taylors(_curve(subposterior, centre[None], form, 1))[0]
         asking.memory.add(*known)
     return known
 
@@ -190,13 +195,6 @@ def _scored(near: list[Around], theta: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return values, np.where(np.isfinite(errors), errors, 1e3)
 
 
-def _moved(around: Around, centre: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
-    """Value, gradient and Hessian at a centre that is near the expansion's."""
-    delta, whole = centre - around.centre, around.whole
-    bent = whole.hessian @ delta if whole.hessian.ndim == 2 else whole.hessian * delta
-    return float(whole.at(delta)), whole.gradient + bent, whole.hessian
-
-
 def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     values, gradients, hessians = [], [], []
     for points in draws.points():
@@ -208,11 +206,10 @@ def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     return Expected(np.stack(values), np.stack(gradients), np.stack(hessians))
 
 
-def _curve(subposterior: Subposterior, points: np.ndarray, dense: bool, batch: int) -> Curve:
+def _curve(subposterior: Subposterior, points: np.ndarray, form: Packing, batch: int) -> Curve:
     """Value, gradient and curvature at any number of points, `batch` at a time."""
-    derived = subposterior.full if dense else subposterior.diagonal
-    found = [derived(some) for some in in_batches(points, batch)]
-    return Curve(*(np.concatenate([np.asarray(one[i]) for one in found])[: len(points)] for i in range(3)))
+    found = [subposterior.curve(some, form) for some in in_batches(points, batch)]
+    return Curve(*(np.concatenate([np.asarray(one[i]) for one in found])[: len(points)] for i in range(3)), form=form)
 
 
 def _derivatives(curve: Curve) -> Derivatives:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from epvi.gaussian.mixture import GaussianMixture
-from epvi.gaussian.structure import Full
+from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb

@@ -1,0 +1,198 @@
+"""Whole symmetric matrices."""
+
+import numpy as np
+from scipy.linalg import cho_solve, solve_triangular
+from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessIssue]
+
+from epvi.gaussian.eigen import eigen_of, units_of
+from epvi.gaussian.packing import Directions, Numbers, Packed, Packing, Rows, Vectors
+
+# Least eigenvalue, relative to the largest in units of the diagonal, at which a matrix is still factored.
+_SINGULAR = 1e-12
+# The same for a precision that was guarded, whose eigenvalues are what they are meant to be.
+_GUARDED = 1e-15
+# Logarithms of by how much a covariance grows beyond the curvature's; e^14 is more than any bound moves it.
+_MOST_GROWTH = 14.0
+
+
+class Matrices(Packing):
+    """Whole matrices (d, d)."""
+
+    whole = True
+
+    def identity(self, d: int) -> Packed:
+        return np.eye(d)
+
+    def dense(self, packed: Packed, d: int) -> np.ndarray:
+        return packed
+
+    def diagonal(self, packed: Packed, d: int) -> Vectors:
+        return np.diagonal(packed, axis1=-2, axis2=-1)
+
+    def kept(self, matrices: np.ndarray, form: Packing, d: int) -> Packed:
+        return form.dense(matrices, d)
+
+    def flat(self, packed: Packed) -> np.ndarray:
+        return packed[:, *np.tril_indices(packed.shape[-1])]
+
+    def from_flat(self, flat: np.ndarray, d: int, *, symmetric: bool) -> Packed | None:
+        if flat.shape[1] != d * (d + 1) // 2:
+            return None
+        rows, columns = np.tril_indices(d)
+        made = np.zeros((len(flat), d, d))
+        made[:, rows, columns] = flat
+        if symmetric:
+            made[:, columns, rows] = flat
+        return made
+
+    def symmetrised(self, packed: Packed) -> Packed:
+        return 0.5 * (packed + np.swapaxes(packed, -1, -2))
+
+    def reordered(self, packed: Packed, order: np.ndarray) -> Packed:
+        return packed[np.ix_(order, order)]
+
+    def mirrored(self, packed: Packed, signs: np.ndarray) -> Packed:
+        return signs[:, None] * packed * signs
+
+    def times(self, packed: Packed, x: Vectors) -> Vectors:
+        return np.einsum("...ij,...j->...i", packed, x)
+
+    def rows_times(self, x: Vectors, packed: Packed) -> Vectors:
+        return x @ packed
+
+    def transposed(self, root: Packed) -> Packed:
+        return root.T
+
+    def inverse(self, packed: Packed) -> Packed:
+        return np.linalg.inv(packed)
+
+    def log_det(self, packed: Packed, d: int) -> Numbers:
+        return np.linalg.slogdet(packed)[1]
+
+    def outer(self, weights: np.ndarray, x: Rows) -> Packed:
+        return (weights[:, None] * x).T @ x
+
+    def covariance_of(self, draws: Rows) -> Packed:
+        return np.atleast_2d(np.cov(draws, rowvar=False))
+
+    def precision(self, root: Packed) -> Packed:
+        return root @ np.swapaxes(root, -1, -2)
+
+    def root(self, precision: Packed) -> Packed:
+        return np.linalg.cholesky(precision)
+
+    def inverse_root(self, precision: Packed) -> Packed:
+        # A triangular solve would start threads, which on a busy machine takes longer than all else.
+        return dtrtri(np.linalg.cholesky(precision), lower=1)[0]
+
+    def gram(self, half: Packed) -> Packed:
+        return half.T @ half
+
+    def half_log_det(self, root: Packed, d: int) -> Numbers:
+        return np.sum(np.log(np.diagonal(root, axis1=-2, axis2=-1)), axis=-1)
+
+    def solve(self, root: Packed, x: np.ndarray) -> np.ndarray:
+        return cho_solve((root, True), x, check_finite=False)
+
+    def whiten(self, root: Packed, x: Rows) -> Rows:
+        return x @ root
+
+    def unwhiten(self, root: Packed, z: Rows) -> Rows:
+        return solve_triangular(root, z.T, lower=True, trans=1).T
+
+    def are_proper_roots(self, roots: Packed, least: float, greatest: float) -> bool:
+        diagonal = np.diagonal(roots, axis1=-2, axis2=-1)
+        if np.any(diagonal < least) or np.any(diagonal > greatest) or np.any(np.abs(roots) > greatest):
+            return False
+        # Off the diagonal a root can still make a variance that no float64 holds; what overflows is not below anything.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return all(np.all(np.sum(dtrtri(root, lower=1)[0] ** 2, axis=0) < greatest**2) for root in roots)
+
+    def half_log_abs_det(self, curvature: Packed) -> Numbers:
+        eigen = eigen_of(curvature, _SINGULAR)
+        return 0.5 * np.sum(np.log(eigen.size) - 2 * np.log(eigen.units), axis=-1)
+
+    def abs_square(self, packed: Packed, x: Vectors) -> np.ndarray:
+        sizes, vectors = np.linalg.eigh(packed)
+        return np.asarray(np.sum((x @ vectors) ** 2 * np.abs(sizes), axis=-1))
+
+    def ratios(self, packed: Packed, other: Packed) -> np.ndarray:
+        eigen = eigen_of(packed, _SINGULAR)
+        root = eigen.units[:, None] * eigen.vectors / np.sqrt(eigen.size)
+        return np.linalg.eigvalsh(root.T @ other @ root)
+
+    def smallest(self, curvature: Packed, most: int) -> Directions:
+        units = units_of(curvature)
+        eigenvalues, vectors = np.linalg.eigh(curvature * units[:, None] * units)
+        order = np.argsort(np.abs(eigenvalues))[:most]
+        return Directions(eigenvalues[order], vectors.T[order], units)
+
+    def newton_step(self, gradient: np.ndarray, curvature: Packed, floor: float) -> np.ndarray:
+        eigen = eigen_of(curvature, floor)
+        return eigen.units * (eigen.vectors @ ((eigen.vectors.T @ (gradient * eigen.units)) / eigen.size))
+
+    def guarded(self, curvature: Packed, floor: float) -> tuple[Packed, np.ndarray]:
+        units = units_of(curvature)
+        eigenvalues = np.linalg.eigvalsh(curvature * units[..., :, None] * units[..., None, :])
+        bad = np.any(eigenvalues < floor * np.max(np.abs(eigenvalues), axis=-1, keepdims=True), axis=-1)
+        eigen = eigen_of(curvature, floor)
+        spread = eigen.vectors / units[..., :, None]
+        mended = (spread * eigen.size[..., None, :]) @ np.swapaxes(spread, -1, -2)
+        return np.where(bad[..., None, None], mended, curvature), bad
+
+    def covariance_root(self, precision: Packed) -> Packed:
+        # By eigenvectors, because a guarded precision may be too nearly singular for Cholesky.
+        eigen = eigen_of(precision, _GUARDED)
+        return eigen.vectors * eigen.units[..., :, None] / np.sqrt(eigen.size)[..., None, :]
+
+    def rooted(self, root: Packed, z: Vectors) -> Vectors:
+        return self.times(root, z)
+
+    def grown(self, root: Packed, t: Packed) -> Packed:
+        spread = root @ _triangle(t)
+        return spread @ np.swapaxes(spread, -1, -2)
+
+    def grown_gradient(self, root: Packed, t: Packed, gradient: Packed, d: int) -> Packed:
+        triangle = _triangle(t)
+        slope = np.tril(2 * np.swapaxes(root, -1, -2) @ gradient @ root @ triangle - triangle)
+        diagonal = np.arange(d)
+        slope[..., diagonal, diagonal] *= triangle[..., diagonal, diagonal]
+        return slope
+
+    def growth(self, root: Packed, covariance: Packed) -> Packed:
+        inverse = np.linalg.inv(root)
+        triangle = np.linalg.cholesky(inverse @ covariance @ np.swapaxes(inverse, -1, -2))
+        diagonal = np.arange(triangle.shape[-1])
+        t = np.tril(triangle, -1)
+        t[..., diagonal, diagonal] = np.log(triangle[..., diagonal, diagonal])
+        return np.clip(t, -_MOST_GROWTH, _MOST_GROWTH)
+
+    def growth_trace(self, t: Packed, d: int) -> Numbers:
+        return -0.5 * np.sum(_triangle(t) ** 2, axis=(-1, -2))
+
+    def half_trace(self, covariance: Packed, curvature: Packed, d: int) -> Numbers:
+        return -0.5 * np.sum(covariance * curvature, axis=(-1, -2))
+
+    def overlap_gradient(self, a: Vectors, inverse: Packed, d: int) -> Packed:
+        return 0.5 * (a[..., :, None] * a[..., None, :] - inverse)
+
+    def relaxed(self, root: Packed, bend: Packed, least: float, most: float) -> Packed:
+        # In units of its own sds, L⁻¹ Λ' L⁻ᵀ, eigenvalues are what precisions change by.
+        half = np.linalg.solve(root, np.linalg.solve(root, bend).T)
+        values, vectors = np.linalg.eigh(np.eye(len(root)) - 0.5 * (half + half.T))
+        units = np.linalg.solve(root.T, vectors / np.sqrt(np.clip(values, least, most)))
+        return units @ units.T
+
+    def divergence(self, root: Packed, other: Packed, delta: np.ndarray) -> float:
+        # Lᵀ' L⁻ᵀ, whose squared entries sum to tr Λ' Σ.
+        ratio, white = np.linalg.solve(root, other), delta @ other
+        log_ratio = np.sum(np.log(np.diagonal(other))) - np.sum(np.log(np.diagonal(root)))
+        return float(0.5 * (np.sum(ratio**2) - len(delta) + white @ white) - log_ratio)
+
+
+def _triangle(t: np.ndarray) -> np.ndarray:
+    """T: the lower triangle of t with the exponential of its diagonal."""
+    lower = np.tril(t, -1)
+    diagonal = np.arange(t.shape[-1])
+    lower[..., diagonal, diagonal] = np.exp(t[..., diagonal, diagonal])
+    return lower
