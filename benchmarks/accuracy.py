@@ -1,9 +1,10 @@
-"""Accuracy beside posteriors that are known: epvi's methods and its peers, by the number of shards, as one table.
+"""Accuracy of epvi and of its peers against reference posteriors, by the number of shards.
 
-Run: python benchmarks/accuracy.py (hours on two cores; --quick for minutes, --only and --methods for parts: words that
-a name has in it). The data are no part of the project: --data or EPVI_DATA names their folder, and posteriors whose
-data are absent are skipped. A star marks where every shard has five rows per parameter: there the targets apply, which
-are listed at the end. epvi's seconds are those of the second of two equal fits on one worker process.
+Run: python benchmarks/accuracy.py (hours on two cores; --quick for minutes; --only and --methods select posteriors and
+methods by parts of their names). The data are not part of the project: --data or EPVI_DATA names their folder, and
+posteriors whose data are absent are skipped. A star marks cases with at least five rows per parameter in every shard;
+the targets listed at the end apply to these. epvi's seconds are those of the second of two equal fits on one worker
+process.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from posteriors import GERMAN, RECIPES, Gold, Moments, data_folder, from_posteri
 import epvi
 
 K = 4
-# Draws for the moments of a mixture: their error is below all that is compared.
+# Draws for the moments of a mixture: the Monte Carlo error of a mean is 0.003 sds, below the differences compared here.
 _MANY = 100_000
 # The paper's method needs more sweeps than the default allows.
 PAPER = epvi.NVI(K, epvi.Spherical(), merge=False, max_sweeps=200)
@@ -50,20 +51,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 class Plan(NamedTuple):
-    """How large a run is: numbers of shards, fits of each kind of which the last is timed, and how long peers run."""
+    """The size of a run."""
 
-    shards: tuple[int, ...] = (1, 4, 10, 20)
-    fits: int = 2
-    reference: Lengths = REFERENCE
-    peers: Lengths = Lengths(1000, 1000)
-    steps: int = 20_000
+    shards: tuple[int, ...] = (1, 4, 10, 20)  # numbers of shards
+    fits: int = 2  # equal fits of each kind, of which the last is timed
+    reference: Lengths = REFERENCE  # NUTS runs of the reference posteriors
+    peers: Lengths = Lengths(1000, 1000)  # NUTS runs of the peers
+    steps: int = 20_000  # steps of Adam
 
 
 QUICK = Plan((1, 4), 1, SHORT, Lengths(300, 500), 2000)
 
 
 def by_epvi(settings: dict[str, Any], fits: int) -> Callable[[Gold, int, int], Answer]:
-    """A method of epvi's: what `fit` is told."""
+    """A method of epvi, by the arguments of `fit`."""
 
     def answer(gold: Gold, num_shards: int, seed: int) -> Answer:
         posterior, seconds = None, 0.0
@@ -82,7 +83,7 @@ def by_epvi(settings: dict[str, Any], fits: int) -> Callable[[Gold, int, int], A
 
 
 def moments_of(gold: Gold, posterior: epvi.Posterior, seed: int) -> Moments:
-    """Corrected ones where there is a certificate, which also tells their Monte Carlo error."""
+    """Moments with their Monte Carlo errors; corrected by importance weights if the certificate allows it."""
     certificate = posterior.certificate
     found = posterior.summary(of=gold.derive, num_samples=_MANY, seed=seed)
     error = _MANY**-0.5
@@ -92,7 +93,7 @@ def moments_of(gold: Gold, posterior: epvi.Posterior, seed: int) -> Moments:
 
 
 def loaders(folder: Path, reference: Lengths) -> dict[str, Callable[[], Gold] | None]:
-    """How each posterior is had, by name; `None` where its data are absent."""
+    """A function that loads or makes each posterior, by name; `None` if its data are absent."""
     found: dict[str, Callable[[], Gold] | None] = {}
     for name in RECIPES:
         at = folder / "posteriordb" / name
@@ -131,7 +132,7 @@ FIELDS = (
 
 
 def record(result: Result, gold: Gold, seed: int) -> dict[str, Any]:
-    """A line of the CSV file."""
+    """One row of the CSV file."""
     about = (epvi.__version__, seed, gold.name, gold.num_rows, gold.dim, result.num_shards, result.counts)
     scores = result.score or (None,) * 8
     a = result.answer
@@ -150,7 +151,7 @@ def append(file: Path, fields: dict[str, Any]) -> None:
 
 
 def measured(gold: Gold, num_shards: int, method: Method, is_peer: bool, seed: int) -> Result:
-    """One method on one posterior; a refusal is a result."""
+    """The result of one method on one posterior; an error counts as a result without an answer."""
     about = gold.name, gold.is_linear, num_shards, counts(gold, num_shards), method.name, is_peer
     try:
         answer = method.answer(gold, num_shards, seed)
@@ -160,7 +161,7 @@ def measured(gold: Gold, num_shards: int, method: Method, is_peer: bool, seed: i
 
 
 def chosen_methods(plan: Plan, words: Sequence[str], with_peers: bool) -> list[tuple[Method, bool]]:
-    """epvi's and the peers', each with whether it is a peer."""
+    """The methods of epvi and of the peers whose names match, each with whether it is a peer."""
     ours = [(Method(name, by_epvi(settings, plan.fits), True), False) for name, settings in SETTINGS.items()]
     theirs = [(peer, True) for peer in peers(plan.peers, plan.steps)] if with_peers else []
     return [(method, is_peer) for method, is_peer in (*ours, *theirs) if named(method.name, words)]
@@ -171,7 +172,7 @@ def named(name: str, words: Sequence[str]) -> bool:
 
 
 def runs(gold: Gold, shards: Sequence[int], methods: list[tuple[Method, bool]]) -> list[tuple[int, Method, bool]]:
-    """Which methods at which M: those on all rows once, and draws are merged where there are several shards."""
+    """The methods to run at each M: those on all rows once; peers that merge shards' draws only for M > 1."""
     whole = [(1, method, is_peer) for method, is_peer in methods if not method.is_sharded]
     sharded = [
         (m, method, is_peer)

@@ -1,8 +1,8 @@
-"""What epvi is measured beside in accuracy.py: NumPyro's NUTS per shard, and NUTS, SVI and Laplace on all rows.
+"""Peers of epvi in accuracy.py: NumPyro's NUTS per shard, and NUTS, SVI and Laplace's approximation on all rows.
 
-A peer takes a posterior, a number of shards and a seed; gives an `Answer`. Draws of shards are merged in NumPyro's two
-ways. Peers have the shards that epvi has, begin in the middle of the posterior, which epvi must find by itself, and run
-in float64; their seconds include compiling.
+A peer takes a posterior, a number of shards and a seed, and returns an `Answer`. NumPyro's `consensus` and
+`parametric_draws` merge the draws of shards. Peers get the same shards as epvi and run in float64. They start in the
+middle of the posterior, which epvi has to find by itself. Their seconds include compilation.
 """
 
 import functools
@@ -25,41 +25,43 @@ from epvi.ground.seeds import as_key
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.rows.split import split_evenly
 
-# The key that `epvi.fit` deals rows out by.
+# The number that `epvi.fit` folds into its key to assign rows to shards.
 _SPLIT_KEY = 2**31
+# Draws from a guide or a product of Gaussians: the Monte Carlo error of a mean is 0.007 sds.
 NUM_DRAWS = 20_000
+# Steps of SVI. Judgement.
 _ADAM_STEPS = 20_000
 
 
 class Answer(NamedTuple):
-    """What a method says of a posterior, and what it took; `None` where a method has no such thing."""
+    """The answer of a method; `None` for what the method does not have."""
 
     moments: Moments
     seconds: float
-    num_bytes: int | None = None
-    k_hat: float | None = None
+    num_bytes: int | None = None  # exchanged between shards and hub
+    k_hat: float | None = None  # Pareto k̂ of the certificate
     ess: float | None = None
-    verdict: str | None = None
+    verdict: str | None = None  # of the certificate
 
 
 class Method(NamedTuple):
-    """A method by its name; one that is not sharded looks at all rows at once."""
+    """A method of approximating a posterior."""
 
     name: str
-    answer: Callable[[Gold, int, int], Answer]
-    is_sharded: bool
+    answer: Callable[[Gold, int, int], Answer]  # from a posterior, a number of shards and a seed
+    is_sharded: bool  # if not, it uses all rows at once
 
 
 class ShardDraws(NamedTuple):
-    """θ (M, n, d) of all subposteriors, what the least of them is worth in independent draws, and their seconds."""
+    """Draws of all subposteriors."""
 
-    theta: np.ndarray
-    worth: float
+    theta: np.ndarray  # (M, n, d)
+    worth: float  # smallest effective sample size
     seconds: float
 
 
 def shards_of(rows: Rows, num_shards: int, seed: int) -> list[Rows]:
-    """The rows of each shard, as `epvi.fit` deals them out under this seed."""
+    """The rows of each shard, assigned as by `epvi.fit` with this seed."""
     num_rows = len(next(iter(rows.values())))
     key = jax.random.fold_in(as_key(seed), _SPLIT_KEY)
     split = split_evenly(num_rows, num_shards, shuffle=True, key=key)
@@ -80,7 +82,7 @@ def shard_draws(gold: Gold, num_shards: int, seed: int, lengths: Lengths) -> Sha
 
 
 def _merged(merge: Callable, num_numbers: Callable[[int, int], int], lengths: Lengths) -> Callable:
-    """A peer that merges draws; a shard sends `num_numbers(n, d)` numbers."""
+    """A peer that merges draws of the shards; each shard sends `num_numbers(n, d)` numbers."""
 
     def answer(gold: Gold, num_shards: int, seed: int) -> Answer:
         drawn = shard_draws(gold, num_shards, seed, lengths)
@@ -90,14 +92,15 @@ def _merged(merge: Callable, num_numbers: Callable[[int, int], int], lengths: Le
         values = programs_of(gold.model, gold.rows).target.space.constrain(theta)
         seconds = drawn.seconds + time.perf_counter() - start
         _, n, d = drawn.theta.shape
-        # A merged mean is a weighted average over shards: its error in sds is that of a shard's mean in the shard's.
+        # A merged mean is a weighted average over shards: its Monte Carlo error in sds of the product equals that of a
+        # shard's mean in sds of the shard.
         return Answer(gold.moments(values, drawn.worth), seconds, 8 * num_shards * num_numbers(n, d))
 
     return answer
 
 
 def _full_nuts(lengths: Lengths) -> Callable:
-    """A longer run than a shard's, so that its own error is below what is compared."""
+    """NUTS on all rows, four times as long as on a shard, so that its Monte Carlo error is small."""
     lengths = lengths._replace(draws=4 * lengths.draws)
 
     def answer(gold: Gold, num_shards: int, seed: int) -> Answer:
@@ -109,7 +112,7 @@ def _full_nuts(lengths: Lengths) -> Callable:
 
 
 def _guided(found: Callable[[Gold, Callable, int], tuple[AutoContinuous, Any]]) -> Callable:
-    """A peer that fits a guide to all rows: `found` gives the guide and its parameters."""
+    """A peer that fits a guide to all rows: `found` returns the guide and its parameters."""
 
     def answer(gold: Gold, num_shards: int, seed: int) -> Answer:
         model = functools.partial(gold.model.function, **gold.model.fixed)
@@ -125,7 +128,7 @@ def _guided(found: Callable[[Gold, Callable, int], tuple[AutoContinuous, Any]]) 
 
 
 def _laplace(gold: Gold, model: Callable, seed: int) -> tuple[AutoLaplaceApproximation, Any]:
-    """The mode by BFGS, and the curvature there."""
+    """Laplace's approximation: the mode by BFGS, and the Hessian there."""
     guide = AutoLaplaceApproximation(model, init_loc_fn=init_to_value(values=gold.start))
     engine = SVI(model, guide, numpyro.optim.Minimize(), Trace_ELBO(), **gold.rows)
     state, _ = engine.update(engine.init(jax.random.key(seed)))
@@ -134,7 +137,7 @@ def _laplace(gold: Gold, model: Callable, seed: int) -> tuple[AutoLaplaceApproxi
 
 def _gaussian(steps: int) -> Callable[[Gold, Callable, int], tuple[AutoMultivariateNormal, Any]]:
     def found(gold: Gold, model: Callable, seed: int) -> tuple[AutoMultivariateNormal, Any]:
-        """By Adam with falling steps, from Laplace's approximation."""
+        """SVI by Adam with a decaying step size, started at Laplace's approximation."""
         laplace, at_mode = _laplace(gold, model, seed)
         mode = laplace.get_posterior(at_mode)
         guide = AutoMultivariateNormal(model, init_loc_fn=init_to_value(values=gold.start))
@@ -148,7 +151,7 @@ def _gaussian(steps: int) -> Callable[[Gold, Callable, int], tuple[AutoMultivari
 
 
 def peers(lengths: Lengths, steps: int = _ADAM_STEPS) -> tuple[Method, ...]:
-    """All of them, with NUTS and Adam so long."""
+    """All peers, with these lengths of NUTS and this number of Adam steps."""
 
     def drawn(subposteriors: list, key: jax.Array) -> jax.Array:
         return parametric_draws(subposteriors, NUM_DRAWS, rng_key=key)

@@ -1,7 +1,7 @@
-"""How far an answer is from a known posterior, and which targets that meets.
+"""Errors of an answer against a reference posterior, and the targets that it meets.
 
-Errors of means are in the posterior's sds, and sds are ratios to the posterior's. An excess is what is left of an error
-after three of its Monte Carlo errors, the reference's and the method's together.
+Errors of means are in sds of the reference, and sds are ratios to those of the reference. An excess is what remains of
+an error after subtracting three Monte Carlo standard errors, of reference and method combined.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,11 +11,14 @@ import numpy as np
 from accuracy_peers import Answer
 from posteriors import Gold, Moments
 
-# So many Monte Carlo errors are forgiven.
+# Monte Carlo standard errors subtracted before an error counts against a target.
 FORGIVEN = 3
-# What a refined posterior may be off by, in means and in sds, where rows enter linearly and elsewhere.
+# Largest errors of a refined posterior, in means (in sds) and in sds (relative), for linear and logistic models and for
+# others.
 LINEAR, OTHER = (0.05, 0.05), (0.1, 0.1)
+# Largest error of a mean, in sds, of a posterior that is trusted after one round.
 ONE_ROUND = 0.1
+# Least rows per parameter in every shard for the targets to apply.
 ROWS_PER_PARAMETER = 5
 
 REFINED = "full, refined 3, certified"
@@ -23,20 +26,20 @@ ONE_ROUND_METHODS = ("full, certified", "defaults")
 
 
 class Score(NamedTuple):
-    """The worst over all scalars."""
+    """The worst errors over all scalars."""
 
-    mean: float  # |error of a mean| in sds
-    mean_error: float  # its Monte Carlo error
+    mean: float  # largest |error of a mean| in sds
+    mean_error: float  # its Monte Carlo standard error
     where: str  # the scalar that has it
-    excess: float  # the most of |error| - 3 Monte Carlo errors
-    low: float  # ratios of sds
-    high: float
-    low_excess: float  # the same, each moved towards 1 by three Monte Carlo errors
-    high_excess: float
+    excess: float  # largest |error| minus three Monte Carlo standard errors
+    low: float  # smallest ratio of an sd to the reference's
+    high: float  # largest ratio
+    low_excess: float  # smallest ratio after moving each towards 1 by three standard errors
+    high_excess: float  # largest ratio after the same
 
 
 def score(found: Moments, reference: Moments) -> Score:
-    """What is found of the reference's scalars beside the reference."""
+    """Compare the scalars of the reference."""
     found = found.of(reference.names)
     away = np.abs(found.mean - reference.mean) / reference.sd
     error = np.hypot(found.mean_error, reference.mean_error) / reference.sd
@@ -56,12 +59,12 @@ def score(found: Moments, reference: Moments) -> Score:
 
 
 class Result(NamedTuple):
-    """One line of the table; an answer that never came has no score but a sentence."""
+    """One line of the table; a method that failed has no answer and no score, but a message."""
 
     posterior: str
     is_linear: bool
     num_shards: int
-    counts: bool  # whether every shard has five rows per parameter: the targets are about these
+    counts: bool  # whether every shard has five rows per parameter, so that the targets apply
     method: str
     is_peer: bool
     answer: Answer | None
@@ -83,16 +86,16 @@ def counts(gold: Gold, num_shards: int) -> bool:
 
 
 class Outcome(NamedTuple):
-    """A target in one case."""
+    """Whether a target was met in one case."""
 
     target: str
     case: str
     word: str  # held, held within error, missed
-    why: str
+    why: str  # the figures
 
 
 def targets(results: Sequence[Result]) -> list[Outcome]:
-    """All targets in all cases that they are about, from those of their methods that were run."""
+    """All targets in all cases to which they apply, for the methods that were run."""
     about = [result for result in results if result.counts]
     refined = [_refined(result) for result in about if result.method == REFINED]
     one_round = [_one_round(result) for result in about if result.method in ONE_ROUND_METHODS]
@@ -121,7 +124,7 @@ def _refined(result: Result) -> Outcome:
 
 
 def _one_round(result: Result) -> Outcome:
-    """Only a verdict that says not to trust excuses an error: without any, the user is not warned."""
+    """An error is excused only by the verdict "do not trust": without a verdict the user is not warned."""
     target = f"{result.method}: means within {ONE_ROUND} sds, or not trusted"
     found, answer = result.score, result.answer
     if found is None or answer is None:
@@ -133,7 +136,7 @@ def _one_round(result: Result) -> Outcome:
 
 
 def _comparable(mine: Result, peer: Result) -> bool:
-    """A peer that looks at all rows at once is listed at M = 1 and compared with every M."""
+    """Whether the two can be compared: a peer on all rows is listed at M = 1 and compared at every M."""
     return mine.posterior == peer.posterior and peer.num_shards in (1, mine.num_shards)
 
 
@@ -145,14 +148,14 @@ def _beaten(mine: Result, peer: Result) -> Outcome:
         return Outcome(target, mine.case, "missed", mine.said)
     error = float(np.hypot(mine.score.mean_error, peer.score.mean_error))
     more = mine.score.mean - peer.score.mean
-    # A peer without a finite answer is beaten by any that is finite.
+    # Any finite answer is better than one that is not finite.
     plainly = more <= 0 or (np.isnan(peer.score.mean) and np.isfinite(mine.score.mean))
     why = f"{mine.score.mean:.3f} beside {peer.score.mean:.3f}, ± {error:.3f} sds"
     return Outcome(target, mine.case, _word(bool(plainly), more <= FORGIVEN * error), why)
 
 
 def told(outcomes: Iterable[Outcome]) -> list[str]:
-    """One line per target with how often it was held, then the cases where it was not plainly."""
+    """One line per target with the number of cases that met it, then the cases that did not, or only within error."""
     lines = []
     by_target: dict[str, list[Outcome]] = {}
     for outcome in outcomes:

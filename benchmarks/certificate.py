@@ -1,7 +1,8 @@
-"""The part `certificate` of tall.py: what it costs to know whether the posterior can be trusted, and to refine it.
+"""The part `certificate` of tall.py: the cost of the certificate and of refinement.
 
-The first round alone, with a certificate, with one refinement as well, and as `fit` does it unless told, in turn; the
-certificate from all rows at every draw once. Corrected means and sds are compared with those of the exact scores.
+Times the first round alone, with a certificate, with a certificate and one refinement, and with the defaults of `fit`,
+in alternating runs; and once the certificate with exact scores (all rows at every draw). Means and sds corrected with
+the usual scores are compared with those corrected with exact scores.
 """
 
 from functools import partial
@@ -24,7 +25,7 @@ SETTINGS = {
 
 
 def certificate(rows: Rows, seed: int, repeats: int) -> None:
-    """Print the costs, and whether certificate and refinement take no longer than the first round."""
+    """Print the costs, and whether certificate and refinement together take no longer than the first round."""
     run = partial(epvi.fit, logistic, rows, 2, executor=2, seed=seed, progress=False)
     turns = in_turn({name: partial(run, **said) for name, said in SETTINGS.items()}, repeats)
     seconds = {name: median_seconds(turns[name]) for name in SETTINGS}

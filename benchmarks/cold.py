@@ -1,7 +1,7 @@
-"""The part `cold` of tall.py: from a Parquet file to a saved answer in fresh interpreters, and the memory of it all.
+"""The part `cold` of tall.py: time from a Parquet file to a saved answer in a fresh interpreter, and peak memory.
 
-Both peers read the same file, which the machine's page cache holds after the first run. epvi keeps what it compiled in
-the folder that EPVI_CACHE names: empty for the very first run, and as that run left it for the others.
+epvi and scikit-learn read the same file, which is in the page cache after the first run. The compilation cache of epvi
+(EPVI_CACHE) is empty for the first run and warm for the others.
 """
 
 import os
@@ -17,6 +17,7 @@ from memory import GB, Memory, Watch, taken
 from rounds import in_turn, median_seconds, timed, verdict
 from susy import COLUMNS, Rows
 
+# Targets: time relative to scikit-learn's, resident bytes of a worker, memory of all processes relative to the data.
 COLD_RATIO, MOST_RESIDENT, MOST_OF_DATA = 2.5, 1 * GB, 1.5
 
 EPVI = """
@@ -38,7 +39,7 @@ for i, name in enumerate(names):
 numpy.save(answer, LogisticRegression(fit_intercept=False).fit(x, table["y"].to_numpy()).coef_)
 """
 
-# Says when it is ready for the rows, and waits.
+# Prints "ready" when it is warm, and waits before it makes the rows.
 ARRAYS = """
 import sys, epvi
 from epvi.models import logistic
@@ -59,7 +60,7 @@ def write_parquet(rows: Rows, path: Path) -> Path:
 
 
 def cold(rows: Rows, seed: int, repeats: int) -> None:
-    """Print the part's tables and verdicts."""
+    """Print the tables and verdicts of this part."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = write_parquet(rows, folder / "rows.parquet")
@@ -93,7 +94,7 @@ def cold(rows: Rows, seed: int, repeats: int) -> None:
 
 
 def memory(rows: Rows, seed: int, from_file: Memory, environment: dict[str, str]) -> None:
-    """Print what a run from a file took, and one from arrays."""
+    """Print the memory of a run from a file, and of one from arrays."""
     data = sum(column.nbytes for column in rows.values())
     command = [sys.executable, "-c", ARRAYS, str(len(rows["y"])), str(seed)]
     bare, peak = _bare_and_peak(command, environment)
@@ -122,7 +123,7 @@ def _peak(command: Sequence[str], environment: dict[str, str]) -> Memory:
 
 
 def _bare_and_peak(command: Sequence[str], environment: dict[str, str]) -> tuple[Memory, Memory]:
-    """Before the rows, and at most from then on."""
+    """Memory before the rows are made, and peak memory afterwards."""
     with subprocess.Popen(
         command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

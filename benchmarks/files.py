@@ -1,8 +1,7 @@
-"""Three ways to write a fit side by side: safetensors (the .epvi file), npz and JSON: bytes, time, and hostile files.
+"""Three file formats for a fit: safetensors (the .epvi file), npz and JSON, compared by size, time and safety.
 
-Run: python benchmarks/files.py [--count 10000]. Every format holds the same record and arrays, and is read back to the
-record and arrays; formats take turns, file by file, over a ring of 100 files. What a hostile file does is tried, not
-told: each is made here and read in this process.
+Run: python benchmarks/files.py [--count 10000]. Every format holds the same record and arrays, and is read back to
+them. Formats alternate file by file, over a ring of 100 files. Hostile files are made here and read in this process.
 """
 
 import argparse
@@ -96,7 +95,7 @@ FORMATS = {
 
 
 def times(fit: epvi.ShardFit, folder: Path, count: int) -> dict[str, tuple[int, float, float]]:
-    """Bytes, and the median microseconds to write and to read a file, by format; `save` and `load` do it all."""
+    """Bytes, and the median microseconds to write and to read a file, by format and for `save` and `load`."""
     content = pack_fit(fit)
 
     def saved(name: str, path: Path) -> Path | int:
@@ -107,10 +106,10 @@ def times(fit: epvi.ShardFit, folder: Path, count: int) -> dict[str, tuple[int, 
 
     names = [*FORMATS, WHOLE]
     spent = np.empty((count, len(names), 2))
-    for i in range(-20, count):  # Those before the first warm up.
+    for i in range(-20, count):  # Negative ones are warm-up.
         for j, name in enumerate(names):
             path = folder / f"{i % RING}.{name}"
-            path.unlink(missing_ok=True)  # Some file systems wait for the disk when a file is written over.
+            path.unlink(missing_ok=True)  # Some file systems wait for the disk when a file is overwritten.
             start = time.perf_counter()
             saved(name, path)
             middle = time.perf_counter()
@@ -131,7 +130,7 @@ def run() -> None:
 
 
 class Code:
-    """What a pickle runs when it is read."""
+    """An object whose unpickling runs code."""
 
     def __reduce__(self) -> tuple:
         return run, ()
@@ -146,7 +145,7 @@ def npz_of(**members: bytes) -> bytes:
 
 
 def npy(array: np.ndarray, **changes: Any) -> bytes:
-    """The bytes of a .npy file, with another shape in its header."""
+    """The bytes of a .npy file, with changed entries in its header."""
     file = io.BytesIO()
     header = {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape, **changes}
     np.lib.format.write_array_header_1_0(file, header)
@@ -154,7 +153,7 @@ def npy(array: np.ndarray, **changes: Any) -> bytes:
 
 
 def with_text(good: bytes, old: bytes, new: bytes) -> bytes:
-    """A .epvi file with another text in its header, well sealed."""
+    """A .epvi file with a changed text in its header and a valid checksum."""
     size = int.from_bytes(good[:8], "little")
     header = re.sub(rb"[0-9a-f]{64}", b"0" * 64, good[8 : 8 + size], count=1)
     changed = header.replace(old, new, 1)
@@ -164,7 +163,7 @@ def with_text(good: bytes, old: bytes, new: bytes) -> bytes:
 
 
 def flipped(content: bytes) -> bytes:
-    """The bytes with the lowest bit of one changed, in a number of the last array."""
+    """The bytes with one bit flipped, in a number of the last array."""
     i = len(content) - 20 if content[:2] != b"PK" else content.index(b"means.npy") + 300
     return content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :]
 
@@ -197,7 +196,7 @@ def bomb(size: int = 50_000_000) -> bytes:
 
 
 def attacks(fit: epvi.ShardFit) -> Iterator[tuple[str, str, bytes, Callable[[bytes], Any]]]:
-    """(What it is, format, the file, how it is read)."""
+    """Hostile files: (description, format, content, reader)."""
     good, means = pack_fit(fit), np.asarray(fit.mixture.means)
     epvi_file, text, archive = seal(good), write_json(good), write_npz(good)
     asks = "asks for 74 GiB"
@@ -231,7 +230,7 @@ def attacks(fit: epvi.ShardFit) -> Iterator[tuple[str, str, bytes, Callable[[byt
 
 
 def observed(content: bytes, read: Callable[[bytes], Any]) -> tuple[str, int]:
-    """What happened, and the most memory that it took."""
+    """What reading the file did, and its peak memory in bytes."""
     tracemalloc.start()
     try:
         found = read(content)
@@ -263,9 +262,9 @@ def main() -> None:
 
 
 def try_attacks(fit: epvi.ShardFit) -> dict[str, int]:
-    """Print what every hostile file did; how many by format were taken, or took more than 100 times their size."""
+    """Print what every hostile file did; count by format those accepted, or needing over 100 times their size."""
     with warnings.catch_warnings():
-        # A duplicate in a zip archive is a warning to who writes it; who reads it hears nothing.
+        # zipfile warns when a duplicate name is written, but not when it is read.
         warnings.simplefilter("ignore", UserWarning)
         hostile = list(attacks(fit))
     harmed = dict.fromkeys([".epvi", "npz", "JSON"], 0)
@@ -279,7 +278,7 @@ def try_attacks(fit: epvi.ShardFit) -> dict[str, int]:
 
 
 def conclusion(found: dict[str, dict[str, tuple[int, float, float]]], harmed: dict[str, int]) -> str:
-    """Whether safetensors was a good choice, from the figures above."""
+    """Whether the figures support the choice of safetensors."""
     lines, least, where = [], np.inf, ""
     for what, rows in found.items():
         for other in ("npz", "JSON"):

@@ -1,6 +1,6 @@
-"""What a user waits for before anything is computed: the import, starting workers, compiling.
+"""Start-up time: import, worker processes and compilation.
 
-Prints medians of fresh interpreters; `epvi` is what importing it adds to importing NumPyro.
+Prints medians over fresh interpreters; the time for `epvi` is what its import adds to that of NumPyro.
 """
 
 import subprocess

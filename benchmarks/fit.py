@@ -1,9 +1,9 @@
-"""The whole job beside NUTS: hierarchical logistic regression by EPVI, as one table of sizes M x families.
+"""Hierarchical logistic regression by EPVI against NUTS: one table of numbers of shards M x variational families.
 
 Run: python benchmarks/fit.py (about seven minutes on two cores; --quick for a small one in less than one). Each family
-is fitted to all rows (M = 1) and to M shards; the same fits are multiplied in four ways. All runs use one worker
-process, so that a shard's time is that of one core to itself, and every fit is done twice and the second, warm one
-counts. `merge=False` is the paper's method, which needs more sweeps than the default allows.
+is fitted to all rows (M = 1) and to M shards; the fits are multiplied by four product methods. All runs use one worker
+process, so that a shard has a core to itself. Every fit is run twice, and the second, warm one is timed. `merge=False`
+is the paper's method, which needs more sweeps than the default allows.
 """
 
 import argparse
@@ -33,16 +33,17 @@ FAMILIES = {
 }
 WAYS = {"Exact": epvi.Exact(), "Chain": epvi.Chain(), "Subset": epvi.Subset(), "Anchored": epvi.Anchored()}
 DEFAULT = "Full()"
+# Targets: held-out NLL per row relative to the full-data fit, in nats, and ratios of sds to those of NUTS.
 NATS, SD_RATIOS = 0.001, (0.9, 1.1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How large a run is."""
+    """The size of a run."""
 
     num_rows: int = 20_000
-    sizes: tuple[int, ...] = (2, 5, 10, 20)
-    chains: int = 2
+    sizes: tuple[int, ...] = (2, 5, 10, 20)  # numbers of shards
+    chains: int = 2  # of NUTS
     warm_up: int = 1000
     draws: int = 2000
     families: tuple[str, ...] = tuple(FAMILIES)
@@ -52,25 +53,25 @@ QUICK = Plan(2000, (2, 4), chains=1, warm_up=200, draws=500, families=(DEFAULT,)
 
 
 class Truth(NamedTuple):
-    """Moments of the coefficients by NUTS, its Monte Carlo error of a mean in sds, and how the run went."""
+    """The coefficients by NUTS."""
 
     mean: np.ndarray
     sd: np.ndarray
-    error: float
-    text: str
+    error: float  # Monte Carlo standard error of a mean, in sds
+    text: str  # length and diagnostics of the run
 
 
 class Figures(NamedTuple):
-    """What is measured of one posterior."""
+    """The figures of one posterior."""
 
-    nll: float
+    nll: float  # held-out, per row
     ratios: np.ndarray  # of sds, epvi's to NUTS'
     away: float  # the worst |difference of means| in NUTS' sds
     trusted: bool  # whether its status says that it can be used as it is
 
 
 class Seconds(NamedTuple):
-    """Time of a warm fit: of the slowest shard, and of all on average."""
+    """Time of a warm fit: the slowest shard's, and the mean over shards."""
 
     slowest: float
     mean: float
@@ -78,7 +79,7 @@ class Seconds(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """The rows, what is held out of them, and the truth."""
+    """Rows to fit, held-out rows, and the reference."""
 
     rows: Rows
     held_out: Rows
@@ -93,7 +94,7 @@ class Task:
         return posterior, Seconds(max(seconds), float(np.mean(seconds)))
 
     def nll(self, posterior: epvi.Posterior) -> float:
-        """The held-out negative log-likelihood per row, by draws from the same random numbers for all."""
+        """The held-out negative log-likelihood per row; all posteriors use the same random numbers."""
         return -epvi.log_predictive(logistic, posterior, self.held_out, num_samples=1000, seed=self.seed)
 
     def figures(self, posterior: epvi.Posterior) -> Figures:
@@ -103,12 +104,12 @@ class Task:
         return Figures(self.nll(posterior), sd / self.truth.sd, away, posterior.product.status.ok)
 
     def subposteriors_nll(self, fits: Sequence[epvi.ShardFit]) -> float:
-        """The paper's Subposteriors: every shard's fit taken for the posterior, their figures averaged."""
+        """The paper's "Subposteriors": each shard's fit taken as the posterior, averaged over shards."""
         alone = [dataclasses.replace(fit, shard=1, num_shards=1, prior=Fraction(1)) for fit in fits]
         return float(np.mean([self.nll(epvi.combine([fit])) for fit in alone]))
 
     def products(self, fits: Sequence[epvi.ShardFit]) -> dict[str, Figures]:
-        """By every way that takes a product of this size; `Exact` refuses large ones."""
+        """The figures of every product method; `Exact` is left out where it refuses the size."""
         components = math.prod(fit.mixture.num_components for fit in fits)
         ways = {n: way for n, way in WAYS.items() if n != "Exact" or components <= epvi.Exact().max_components}
         return {name: self.figures(epvi.combine(fits, way, seed=self.seed)) for name, way in ways.items()}
@@ -159,7 +160,7 @@ def full_line(family: str, figures: Figures, seconds: Seconds) -> str:
 def line(
     m: int, family: str, subposteriors: float, full: Figures, made: dict[str, Figures], times: tuple[Seconds, Seconds]
 ) -> str:
-    """A row of the table; `times` are of the shards and of the full-data fit."""
+    """A row of the table; `times` are those of the shards and of the full-data fit."""
     cells = ""
     for name in WAYS:
         mark = "" if name not in made or made[name].trusted else "?"
@@ -175,7 +176,7 @@ def line(
 
 
 def verdicts(full: Figures, products: dict[int, dict[str, Figures]]) -> list[str]:
-    """Which targets the default family meets, from its figures."""
+    """Whether the default family meets its targets."""
     refused = [m for m, made in products.items() if not made]
     if refused:
         return [f"MISSED: both targets of {DEFAULT}, which epvi refused at M = {', '.join(map(str, refused))}"]

@@ -1,7 +1,7 @@
-"""Real tall rows when they are there: was a flight of January to June 2001 more than 15 minutes late?
+"""A real tall data set, if it is available: was a flight of January to June 2001 more than 15 minutes late?
 
-Three million flights of the US DOT, as the npm package vega-datasets has them (flights-3m.parquet, BSD-3-Clause), with
-17 columns made of when and how far they flew.
+Three million flights of the US DOT, from the npm package vega-datasets (flights-3m.parquet, BSD-3-Clause), with 17
+columns computed from time and distance.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ LATE = 15  # minutes
 
 
 def flights(path: Path, num_rows: int | None, seed: int) -> Rows:
-    """Columns x (n, 17) in float32 and labels y in int8, in random order; the first of them, or all.
+    """Columns x (n, 17) in float32 and labels y in int8, in random order; the first `num_rows` of them, or all.
 
     x has ones, three harmonics of the hour, three of the weekday, one of the day of the year, and log distance,
     standardised, with its square.

@@ -1,4 +1,4 @@
-"""The parts `growth` and `models` of tall.py: how the time grows with rows and columns, and what other models take.
+"""The parts `growth` and `models` of tall.py: time by numbers of rows and columns, and for other models.
 
 All fits have two shards on two workers.
 """
@@ -15,11 +15,12 @@ import epvi
 from epvi.models import grid_places, logistic, poisson, simulate_logistic, simulate_poisson, simulate_tlsa, tlsa
 from epvi.models.tlsa import EXCHANGEABLE
 
+# The comparison is with a tenth of the rows; the target is at most 11 times the time.
 FEWER, MOST_GROWTH = 10, 11
 SIZES = ((2_000_000, 18), (400_000, 100), (100_000, 500))  # rows and columns
-# A quick run leaves out sizes with fewer rows than this for each column: there the posterior is another problem.
+# A quick run skips sizes with fewer rows per column, whose posteriors are far from those of tall data.
 LEAST_ROWS_A_COLUMN = 100
-# A run that takes longer is not repeated: it counts although it was the first.
+# A first run that takes longer than this many seconds is not repeated; its own time counts.
 _LONG_SECONDS = 120
 
 HEAD = (
@@ -29,16 +30,16 @@ HEAD = (
 
 
 class Case(NamedTuple):
-    """A model (a function, or one with its constants) and its rows."""
+    """A model and its rows."""
 
     name: str
-    model: Any
+    model: Any  # a function, or an epvi.Model
     rows: Rows
     columns: int
 
 
 def growth(rows: Rows, seed: int, repeats: int, scale: float) -> None:
-    """Print the part's tables and verdict; `scale` is what the tables' sizes are multiplied by."""
+    """Print the tables and the verdict; `scale` multiplies the numbers of rows."""
     fewer = {name: column[: len(column) // FEWER] for name, column in rows.items()}
     turns = in_turn(
         {"all": partial(_fit, logistic, rows, seed), "fewer": partial(_fit, logistic, fewer, seed)}, repeats
@@ -56,7 +57,7 @@ def growth(rows: Rows, seed: int, repeats: int, scale: float) -> None:
 
 
 def models(seed: int, repeats: int, scale: float) -> None:
-    """Print what other models take beside logistic regression of the same size."""
+    """Print the times of other models and of logistic regressions of the same size."""
     print(f"Models, two workers\n{HEAD}")
     for make in (_poisson, _like_poisson, _tlsa, _like_tlsa):
         case = make(scale, seed)
@@ -67,7 +68,7 @@ def models(seed: int, repeats: int, scale: float) -> None:
 
 
 def regression(num_rows: int, num_columns: int, seed: int) -> Rows:
-    """Logistic regression with logits of an sd of 1, in float32."""
+    """Rows of a logistic regression whose logits have sd 1, in float32."""
     rows, _ = simulate_logistic(num_rows, num_columns, alpha=num_columns, seed=seed)
     return {"x": rows["x"].astype(np.float32), "y": rows["y"].astype(np.int8)}
 
@@ -83,7 +84,7 @@ def _like_poisson(scale: float, seed: int) -> Case:
 
 def _tlsa(scale: float, seed: int) -> Case:
     places = grid_places(50)
-    # The two sources of seed 0 are nearly in one place, which is a problem of its own.
+    # With seed 0 the two sources nearly coincide, which is a different problem.
     rows, _ = simulate_tlsa(int(200_000 * scale), 5, places=places, num_sources=2, seed=seed + 1)
     model = epvi.Model(tlsa, exchangeable=EXCHANGEABLE, places=places, num_sources=2)
     return Case("TLSA, C = 5, L = 2", model, {n: c.astype(np.float32) for n, c in rows.items()}, 50)

@@ -1,7 +1,7 @@
-"""Fits of ever other shapes in one process: the memory of the caller, and of each worker, must level off.
+"""Memory over many fits of different shapes in one process: that of the caller and of each worker must level off.
 
-`python benchmarks/growth_of_memory.py --fits 500 --workers 2` fits through the pool; `--workers 0` in this process, by
-fit_shard, combine, score and certify. Reads /proc, so it needs Linux.
+`python benchmarks/growth_of_memory.py --fits 500 --workers 2` fits in worker processes; `--workers 0` fits in this
+process, by fit_shard, combine, score and certify. Reads /proc, so it needs Linux.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from epvi.models import logistic, simulate_logistic
 
 MB = 1e6
 _PAGE = 4096
-# Columns and rows that are fitted in turn; their product is how many shapes there are.
+# Numbers of columns and of rows: 10 x 50 shapes, fitted in turn.
 _COLUMNS, _ROWS = range(1, 11), range(40, 140, 2)
 
 
@@ -56,7 +56,7 @@ def _resident(process: str) -> float:
 
 
 def _children() -> list[str]:
-    """The workers: processes whose parent is this one, the larger first."""
+    """Process ids of the workers (children of this process), largest first."""
     listed = Path("/proc/self/task").glob("*/children")
     pids = [pid for path in listed for pid in path.read_text().split()]
     return sorted(pids, key=_resident, reverse=True)

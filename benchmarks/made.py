@@ -1,7 +1,6 @@
-"""Posteriors that are made on the spot: hierarchical logistic regression and source analysis, with long NUTS runs.
+"""Reference posteriors of simulated data: hierarchical logistic regression and source analysis, by long NUTS runs.
 
-The reference draws are kept in the user's cache folder under a name made of the rows and the run's settings, so that
-they are drawn once.
+The reference draws are cached in the user's cache folder, under a hash of the rows and of the settings of the run.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ REFERENCE = Lengths(1000, 20_000, 2)
 SHORT = Lengths(300, 500, 2)
 MADE = ("made-logistic", "made-tlsa")
 
-# Of the rows: these are the posteriors, whatever the seed of the methods is. Under this one the two sources lie apart.
+# Seed of the rows, independent of the methods' seed. With this one the two sources are well separated.
 _SEED = 2
 
 
@@ -31,7 +30,7 @@ def cache_folder() -> Path:
 
 
 def made_logistic(lengths: Lengths = REFERENCE) -> Gold:
-    """2,000 rows, 8 correlated columns."""
+    """2,000 rows with 8 correlated columns."""
     rows, truth = simulate_logistic(2000, 8, condition=80, seed=_SEED)
     model, start = epvi.Model(logistic), {name: np.asarray(value) for name, value in truth.items()}
     chains = cached_chains("made-logistic", model, rows, start, lengths)
@@ -40,7 +39,7 @@ def made_logistic(lengths: Lengths = REFERENCE) -> Gold:
 
 
 def made_tlsa(lengths: Lengths = REFERENCE) -> Gold:
-    """1,000 rows of 20 columns from two sources; the run starts at the truth and must not change their order."""
+    """1,000 rows of 20 columns from two sources; the run starts at the true values and must not switch the sources."""
     settings = {"places": grid_places(20), "num_sources": 2, "tau": 0.25}
     rows, truth = simulate_tlsa(1000, 2, rho=5.0, seed=_SEED, **settings)
     start = {name: value[0] for name, value in in_order({n: np.asarray(v)[None] for n, v in truth.items()}).items()}
@@ -56,21 +55,21 @@ def made_tlsa(lengths: Lengths = REFERENCE) -> Gold:
 
 
 def in_order(draws: Draws) -> Draws:
-    """The sources of every draw in the order of their centres' first coordinates."""
+    """The sources of every draw, sorted by the first coordinate of their centres."""
     order = np.argsort(draws["centres"][:, :, 0], axis=1)
     draw = np.arange(len(order))[:, None]
     return {name: values[draw, order] for name, values in draws.items()}
 
 
 def _scalars(chains: Draws) -> dict[str, np.ndarray]:
-    """Chains (chains, n) of every number from those of parameters (chains, n, ...)."""
+    """Chains (chains, n) of every scalar, from those of parameters (chains, n, ...)."""
     shape = next(iter(chains.values())).shape[:2]
     flat = flattened({name: values.reshape((-1, *values.shape[2:])) for name, values in chains.items()})
     return {name: values.reshape(shape) for name, values in flat.items()}
 
 
 def cached_chains(name: str, model: epvi.Model, rows: Rows, start: Rows, lengths: Lengths) -> dict[str, np.ndarray]:
-    """Constrained draws (chains, n, ...) of every parameter by NUTS on all rows; drawn once, then from the cache."""
+    """Constrained draws (chains, n, ...) of every parameter by NUTS on all rows, from the cache if it has them."""
     digest = hashlib.sha256(repr((name, lengths, sorted(model.fixed.items(), key=str))).encode())
     for column in rows.values():
         digest.update(np.ascontiguousarray(column).tobytes())
@@ -84,7 +83,7 @@ def cached_chains(name: str, model: epvi.Model, rows: Rows, start: Rows, lengths
 
 
 def _write(file: Path, theta: np.ndarray) -> None:
-    """Whole or not at all."""
+    """Write atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".npz")
     try:

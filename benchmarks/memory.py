@@ -1,7 +1,6 @@
-"""How much memory a process and its children take together: pages that several of them share are counted once.
+"""Memory of a process and its children together, counting shared pages once.
 
-Reads Linux's /proc/PID/smaps_rollup: the proportional set size (PSS) is split into what is private, what is of files
-that are mapped, and shared memory.
+Reads the proportional set size (PSS) from Linux's /proc/PID/smaps_rollup, by private, file-mapped and shared memory.
 """
 
 import threading
@@ -16,12 +15,12 @@ GB = 1e9
 
 
 class Memory(NamedTuple):
-    """Bytes of all processes together by what the pages are of, and the resident size of the largest child."""
+    """Memory of all processes together, in bytes."""
 
-    anonymous: int = 0
-    file: int = 0
-    shared: int = 0
-    largest_child: int = 0
+    anonymous: int = 0  # private
+    file: int = 0  # mapped files
+    shared: int = 0  # shared memory
+    largest_child: int = 0  # resident set size of the largest child
 
     @property
     def total(self) -> int:
@@ -33,7 +32,7 @@ class Memory(NamedTuple):
 
 
 def taken(pid: int) -> Memory:
-    """What the process and all its children take now."""
+    """The current memory of the process and all its children."""
     try:
         children = [child.pid for child in psutil.Process(pid).children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -46,7 +45,7 @@ def taken(pid: int) -> Memory:
 
 
 class Watch:
-    """`with Watch(pid) as watch:` looks about twenty times a second; `watch.peak` is the most that was seen."""
+    """`with Watch(pid) as watch:` samples memory about twenty times a second; `watch.peak` is the largest sample."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._over = pid, threading.Event()
@@ -71,7 +70,7 @@ class Watch:
 
 
 def _rollup(pid: int) -> dict[str, int]:
-    """Bytes by name; of a process that has just ended, nothing."""
+    """Bytes by name; empty if the process has just ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:

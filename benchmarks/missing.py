@@ -1,9 +1,10 @@
-"""One of eight shards is missing: the posterior of the other seven beside NUTS on their rows with the whole prior.
+"""One of eight shards is missing: the posterior of the other seven against NUTS on their rows with the full prior.
 
-Run: python benchmarks/missing.py (about two minutes on two cores; --quick for fewer rows and a short NUTS). Two ways to
-keep the missing shard's share of the prior: under a hierarchical one a present site carries it (2/8), under a Gaussian
-one a shard without rows stands in. The posterior of all eight shards beside NUTS on all rows is the yardstick. Then the
-late shard comes. Last, what a stand-in would do to the hierarchical prior, which is a funnel: epvi refuses it.
+Run: python benchmarks/missing.py (about two minutes on two cores; --quick for fewer rows and a short NUTS). The missing
+shard's share of the prior is kept in two ways: a hierarchical prior is carried by a present site (2/8), a Gaussian one
+by a stand-in shard without rows. The posterior of all eight shards against NUTS on all rows is the baseline. Then the
+late shard is added. Last, the error that a stand-in would cause for the hierarchical prior, which is a funnel and which
+epvi refuses.
 """
 
 import argparse
@@ -27,13 +28,14 @@ from epvi.site.derivatives.passes import programs_of
 Rows = dict[str, np.ndarray]
 
 M, V, CONDITION = 8, 4, 30
-# How much worse than eight shards seven may be, beyond NUTS' own error: in sds of a mean, and in the log of an sd.
+# Target: how much larger the error of seven shards may be than that of eight, beyond the Monte Carlo error of NUTS, in
+# means (in sds) and in log sds.
 MARGIN_MEAN, MARGIN_SD = 0.05, 0.02
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How large a run is."""
+    """The size of a run."""
 
     num_rows: int = 8000
     warm_up: int = 1000
@@ -44,12 +46,12 @@ QUICK = Plan(2000, 300, 1000)
 
 
 class Away(NamedTuple):
-    """How far a posterior is from NUTS, over all coordinates of θ: the worst, with NUTS' own error of it."""
+    """Largest differences between a posterior and NUTS over the coordinates of θ."""
 
-    mean: float  # in NUTS' sds
-    mean_error: float
+    mean: float  # in sds of NUTS
+    mean_error: float  # Monte Carlo standard error of that mean of NUTS
     log_sd: float
-    sd_error: float
+    sd_error: float  # Monte Carlo standard error of that log sd of NUTS
 
     def __str__(self) -> str:
         return (
@@ -59,17 +61,17 @@ class Away(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One prior: seven and eight shards beside NUTS, and the late shard's posterior beside that of eight shards."""
+    """The results for one prior."""
 
     name: str
-    seven: Away
-    eight: Away
-    late_mean: float
-    late_log_sd: float
-    stands_for: str
+    seven: Away  # seven shards against NUTS on their rows
+    eight: Away  # eight shards against NUTS on all rows
+    late_mean: float  # seven shards and the late one against eight: means, in sds
+    late_log_sd: float  # the same: log sds
+    stands_for: str  # what the posterior of seven shards says it is the posterior of
 
     def as_good(self) -> bool:
-        """Whether seven shards agree with NUTS as well as eight do."""
+        """Whether seven shards agree with NUTS as well as eight do, within the margins."""
         a, b = self.seven, self.eight
         mean = a.mean <= b.mean + MARGIN_MEAN + 3 * np.hypot(a.mean_error, b.mean_error)
         return bool(mean and a.log_sd <= b.log_sd + MARGIN_SD + 3 * np.hypot(a.sd_error, b.sd_error))
@@ -86,7 +88,7 @@ def shards_of(rows: Rows) -> list[Rows]:
 
 
 def by_nuts(model: Callable, rows: Rows, space: epvi.Space, plan: Plan, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Unconstrained draws (S, d), and their effective number."""
+    """Unconstrained draws (S, d), and their effective sample sizes (d,)."""
     with jax.enable_x64(True), promotion_allowed():
         chain = MCMC(NUTS(model), num_warmup=plan.warm_up, num_samples=plan.draws, progress_bar=False)
         chain.run(jax.random.key(seed), **rows)
@@ -104,14 +106,14 @@ def away(posterior: epvi.Posterior, nuts: tuple[np.ndarray, np.ndarray]) -> Away
 
 
 def compare(one: epvi.Posterior, other: epvi.Posterior) -> tuple[float, float]:
-    """The worst difference of means, in the other's sds, and of the logs of sds."""
+    """The largest differences of means, in sds of `other`, and of log sds."""
     a, b = one.mixture, other.mixture
     means = np.abs(np.asarray(a.mean()) - b.mean()) / b.sd()
     return float(np.max(means)), float(np.max(np.abs(np.log(a.sd() / b.sd()))))
 
 
 def case(name: str, plan: Plan, seed: int) -> Case:
-    """The hierarchical prior, carried by shard 1, or the Gaussian one, stood in for."""
+    """The case of the hierarchical prior, carried by shard 1, or of the Gaussian one, with a stand-in."""
     rows, _ = simulate_logistic(plan.num_rows, V, condition=CONDITION, seed=seed)
     parts = shards_of(rows)
     present = {n: np.concatenate([part[n] for part in parts[:-1]]) for n in rows}
@@ -133,13 +135,13 @@ def case(name: str, plan: Plan, seed: int) -> Case:
 
 
 def forced(plan: Plan, seed: int) -> float:
-    """By how many sds a Gaussian in the place of the hierarchical prior's share moves a mean."""
+    """The largest shift of a mean, in sds, if a Gaussian replaces the hierarchical prior's share."""
     rows, _ = simulate_logistic(plan.num_rows, V, condition=CONDITION, seed=seed)
     parts, model = shards_of(rows), epvi.Model(logistic)
     fits = [epvi.fit_shard(model, part, f"{m}/{M}", seed=seed) for m, part in enumerate(parts[:-1], start=1)]
     carrier = epvi.fit_shard(model, parts[0], f"1/{M}", prior=f"2/{M}", seed=seed)
     space = programs_of(model, parts[0]).target.space
-    # alpha ~ Gamma(1, 1/100), w | alpha ~ N(0, 1/alpha): the peak and the curvature of log p(log alpha, w) by hand.
+    # alpha ~ Gamma(1, 1/100), w | alpha ~ N(0, 1/alpha): Laplace's approximation of p(log alpha, w), by hand.
     peak = np.log((1 + V / 2) / 0.01)
     precision = np.diag([1 + V / 2, *np.full(V, np.exp(peak))]) / M
     mixture = epvi.GaussianMixture.from_covariances(np.array([[peak, *np.zeros(V)]]), np.linalg.inv(precision)[None])

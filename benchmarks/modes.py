@@ -1,6 +1,7 @@
-"""How much of the true mode mass each way misses: two modes at ±2 sd per shard, d = 10, unequal masses, 500 draws.
+"""Error of the mode masses by product method: two modes at ±2 sd per shard, d = 10, unequal masses, 500 draws.
 
-Run: python benchmarks/modes.py. The truth is a one-dimensional integral: the shards are alike in all other directions.
+Run: python benchmarks/modes.py. The true masses come from a one-dimensional integral: all shards are equal in the other
+directions.
 """
 
 import numpy as np
@@ -19,7 +20,7 @@ WAYS: dict[str, Way] = {
 
 
 def two_mode_shards(m: int, seed: int, d: int = 10) -> list[epvi.GaussianMixture]:
-    """M shards with modes near ±2 along the first axis; each weighs them its own way, together about 0.7 to 0.3."""
+    """M shards with modes near ±2 along the first axis; their weights differ, and multiply to about 0.7 and 0.3."""
     rng = np.random.default_rng(seed)
     odds = rng.normal(size=m)
     odds += np.log(7 / 3) / m - odds.mean()
@@ -33,7 +34,7 @@ def two_mode_shards(m: int, seed: int, d: int = 10) -> list[epvi.GaussianMixture
 
 
 def true_mass(shards: list[epvi.GaussianMixture]) -> float:
-    """The product's mass where θ_1 > 0, by quadrature over θ_1."""
+    """The true mass of the product where θ_1 > 0, by quadrature over θ_1."""
 
     def log_product(t: float) -> float:
         logs = [np.logaddexp.reduce(np.asarray(q.log_weights - 0.5 * (t - q.means[:, 0]) ** 2)) for q in shards]
@@ -52,7 +53,7 @@ def true_mass(shards: list[epvi.GaussianMixture]) -> float:
 
 
 def mass(product: epvi.ProductMixture) -> float:
-    """The mass that a product's components have where θ_1 > 0."""
+    """The mass of a computed product where θ_1 > 0."""
     axis = product.mixture.marginal([0])
     return float(product.mixture.weights @ norm.cdf(axis.means[:, 0] * axis.roots[:, 0]))
 
@@ -67,9 +68,9 @@ def misses(m: int, way: Way, seeds: int = 10) -> np.ndarray:
 
 
 def table(sizes: tuple[int, ...] = (16, 64, 200)) -> dict[str, list[float]]:
-    """Print the table and give its figures: for each way, the mean miss at every M."""
+    """Print the table and return its figures: for each method, the mean error at every M."""
     print("mean absolute error of the mode mass (about 0.7 to 0.3), 10 seeds, 500 draws, d = 10\n")
-    print(f"{'way':44s}" + "".join(f"M = {m:<8d}" for m in sizes))
+    print(f"{'product method':44s}" + "".join(f"M = {m:<8d}" for m in sizes))
     figures = {}
     for name, way in WAYS.items():
         figures[name] = [float(misses(m, way).mean()) for m in sizes]

@@ -1,7 +1,6 @@
-"""NumPyro's NUTS on epvi's own target: a share of the prior and the likelihood of some rows, over unconstrained θ.
+"""NumPyro's NUTS on epvi's target density: the subposterior over unconstrained θ, in float64.
 
-Takes a model, rows, and where to start; gives draws in chains. All shards of one size share one compiled sampler, and
-everything is in float64.
+All shards of the same size share one compiled sampler.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ Rows = dict[str, np.ndarray]
 
 
 class Lengths(NamedTuple):
-    """How long a run is."""
+    """Length of a run: steps of warm-up and draws per chain, and chains."""
 
     warm_up: int = 1000
     draws: int = 1000
@@ -29,7 +28,7 @@ class Lengths(NamedTuple):
 
 
 class Sampler:
-    """NUTS with a dense mass matrix for one model, started in the middle of the posterior."""
+    """NUTS with a dense mass matrix for one model, started at given values."""
 
     def __init__(self, model: epvi.Model, rows: Rows, start: Rows, lengths: Lengths) -> None:
         self._target = programs_of(model, rows).target
@@ -48,7 +47,7 @@ class Sampler:
         return potential
 
     def _chain(self, key: jax.Array, block: Any, share: Any) -> jax.Array:
-        """θ (draws, d); the rows are arguments, or every shard would be compiled for itself."""
+        """θ (draws, d); the rows are arguments, so that shards share one compilation."""
         init, sample = hmc(potential_fn_gen=self._potential, algo="NUTS")
 
         def step(state: Any, _: Any) -> tuple[Any, Any]:
@@ -61,12 +60,12 @@ class Sampler:
         return theta[warm_up:]
 
     def draws(self, block: Rows, share: float, key: jax.Array) -> np.ndarray:
-        """θ (chains, draws, d) of the subposterior of these rows with that share of the prior."""
+        """θ (chains, draws, d) of the subposterior of these rows with this share of the prior."""
         with jax.enable_x64(True), promotion_allowed():
             keys = jax.random.split(key, self._lengths.chains)
             return np.stack([np.asarray(self._compiled(key, block, share)) for key in keys])
 
 
 def worth(theta: np.ndarray) -> float:
-    """The effective number of draws of the coordinate that has fewest, from (chains, draws, d)."""
+    """The smallest effective sample size over coordinates, from (chains, draws, d)."""
     return float(np.min(effective_sample_size(theta)))

@@ -1,7 +1,7 @@
-"""What epvi is measured beside in tall.py: Newton's method for reference, scikit-learn's point, and NumPyro's SVI.
+"""Peers of epvi in tall.py: Newton's method (the reference), scikit-learn's point estimate, and NumPyro's SVI.
 
-All fit the model of `epvi.models.logistic` (scikit-learn its likelihood with its own default penalty) to columns x
-(n, V) and labels y (n,).
+All fit the model of `epvi.models.logistic` to columns x (n, V) and labels y (n,); scikit-learn uses its default penalty
+instead of the prior.
 """
 
 import time
@@ -24,13 +24,14 @@ Rows = dict[str, np.ndarray]
 _BLOCK = 2**15
 # The prior of `epvi.models.logistic`: alpha ~ Gamma(a, b), w ~ N(0, I/alpha).
 _A, _B = 1.0, 0.01
-# SVI has the posterior when its held-out NLL is within so many nats of the reference's and no sd is off by more.
+# SVI has converged when its held-out NLL is within this many nats of the reference's, and all sds within this fraction.
 NATS, SD_ERROR = 1e-4, 0.1
+# Most held-out rows for checking this.
 _MOST_CHECKED = 100_000
 
 
 class Gaussian(NamedTuple):
-    """Of the coefficients; a point has no covariance."""
+    """The posterior of the coefficients; the covariance of a point estimate is zero."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -41,14 +42,14 @@ class Gaussian(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """What a peer found, and in how many iterations or steps."""
+    """The result of a peer, and its number of iterations or steps."""
 
     found: Gaussian
     iterations: int
 
 
 def newton(rows: Rows) -> Fitted:
-    """The mode of (w, log alpha) and Laplace's covariance of w there, in float64, all rows at every iteration."""
+    """The mode of (w, log alpha) and Laplace's covariance of w, in float64, with all rows at every iteration."""
     x, y = rows["x"], rows["y"]
     w, step, curvature = np.zeros(x.shape[1]), np.inf, np.eye(x.shape[1])
     alpha, shape, iterations = 1.0, _A + len(w) / 2, 0
@@ -61,13 +62,13 @@ def newton(rows: Rows) -> Fitted:
             curvature += (block.T * (p * (1 - p))) @ block
         step = np.linalg.solve(curvature, gradient)
         w, iterations = w + step, iterations + 1
-        alpha = shape / (_B + w @ w / 2)  # the best one for this w
+        alpha = shape / (_B + w @ w / 2)  # the maximum over alpha, given w
     # Minus the second derivative by log alpha is alpha (b + w'w/2) = a + V/2, and by log alpha and w it is alpha w.
     return Fitted(Gaussian(w, np.linalg.inv(curvature - np.outer(alpha * w, alpha * w) / shape)), iterations)
 
 
 def scikit_learn(rows: Rows) -> Fitted:
-    """A point, by scikit-learn's defaults but the intercept: x has no need of one."""
+    """A point estimate with scikit-learn's defaults, but without an intercept, which x does not need."""
     made = LogisticRegression(fit_intercept=False).fit(rows["x"], rows["y"])
     w = np.asarray(made.coef_[0], np.float64)
     return Fitted(Gaussian(w, np.zeros((len(w), len(w)))), int(made.n_iter_[0]))
@@ -100,7 +101,7 @@ def accuracy(mean: np.ndarray, rows: Rows) -> float:
 
 
 def model(x: Any, y: Any, scale: float) -> None:
-    """As `epvi.models.logistic`; `scale` is how many rows each of these stands for."""
+    """As `epvi.models.logistic`; `scale` is the number of rows that each of these stands for."""
     alpha = numpyro.sample("alpha", dist.Gamma(_A, _B))
     w = numpyro.sample("w", dist.Normal(0.0, alpha**-0.5).expand([x.shape[1]]).to_event(1))
     with numpyro.plate("rows", len(y)), numpyro.handlers.scale(scale=scale):
@@ -108,14 +109,14 @@ def model(x: Any, y: Any, scale: float) -> None:
 
 
 class Kind(NamedTuple):
-    """One way to run SVI: Adam's step is `step` / (1 + i / `half`) after i steps; no `batch` is all rows."""
+    """Settings of SVI with Adam, whose step size is `step` / (1 + i / `half`) after i steps."""
 
     name: str
     guide: Callable[..., AutoGuide]
-    batch: int | None
+    batch: int | None  # rows per step; None for all
     step: float
     half: int
-    between: int  # so many steps are made between two looks at the stopping rule
+    between: int  # steps between two checks of the stopping rule
 
 
 KINDS = (
@@ -127,17 +128,17 @@ KINDS = (
 
 
 class Run(NamedTuple):
-    """How SVI went: its seconds without compiling and looking, and where it stood in the end."""
+    """The result of an SVI run."""
 
-    seconds: float
+    seconds: float  # without compilation and checks
     steps: int
-    reached: bool
-    nll: float  # above the reference's
+    reached: bool  # whether it converged
+    nll: float  # minus the reference's
     ratios: np.ndarray  # of sds to the reference's
 
 
 def svi(kind: Kind, rows: Rows, held_out: Rows, reference: Gaussian, seconds: float) -> Run:
-    """Run until it has the posterior, or for so many seconds."""
+    """Run until it has converged, or for this many seconds."""
     checked = {name: column[:_MOST_CHECKED] for name, column in held_out.items()}
     best = nll(reference, checked)
     x, y = jnp.asarray(rows["x"]), jnp.asarray(rows["y"], jnp.float32)
@@ -149,7 +150,7 @@ def svi(kind: Kind, rows: Rows, held_out: Rows, reference: Gaussian, seconds: fl
     state = engine.init(jax.random.key(0), x[:batch], y[:batch], 1.0)
 
     def one(carry: Any, key: jax.Array) -> tuple[Any, jax.Array]:
-        start = jax.random.randint(key, (), 0, len(y) - batch + 1)  # any run of rows is as good as any choice of them
+        start = jax.random.randint(key, (), 0, len(y) - batch + 1)  # rows are i.i.d., so any consecutive ones will do
         part = (jax.lax.dynamic_slice_in_dim(column, start, batch) for column in (x, y)) if kind.batch else (x, y)
         return engine.update(carry, *part, len(y) / batch)
 

@@ -1,6 +1,6 @@
-"""The paper's product formulas as one would first write them: NumPy vectors, Python loops, O(dM) a component.
+"""A plain implementation of the paper's product formulas: NumPy vectors, Python loops, O(dM) per component.
 
-Spherical components only, as in the paper. These are the yardstick of `products.py`, and are tested against epvi.
+Spherical components only, as in the paper. It is the baseline of `products.py`, and is tested against epvi.
 """
 
 import itertools
@@ -31,7 +31,7 @@ def component(shards: Shards, index: tuple[int, ...] | np.ndarray) -> tuple[floa
 
 
 def chain(shards: Shards, num_samples: int, burn_in: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Algorithm 2, step by step; `burn_in` counts steps."""
+    """The paper's Algorithm 2; `burn_in` counts steps."""
     m, k, d = shards[0].shape
     rng = np.random.default_rng(seed)
     index = rng.integers(k, size=m)

@@ -1,7 +1,7 @@
-"""Posteriors that others know: models and rows of posteriordb and of German credit, with moments of long NUTS runs.
+"""Published reference posteriors: models and data of posteriordb and of German credit, with moments of long NUTS runs.
 
-Takes the folder of the data (`posteriordb/<name>/data.json` and `reference_draws.npz`, `german_credit/*.npz`), which is
-no part of the project; gives `Gold` records. Names of scalars count from 0, as epvi's do.
+Reads a folder of data (`posteriordb/<name>/data.json` and `reference_draws.npz`, `german_credit/*.npz`), which is not
+part of the project, and returns `Gold` records. Indices in names start at 0, as in epvi.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Moments(NamedTuple):
-    """Of named scalars: means, sds, and the Monte Carlo errors of both, in their own units."""
+    """Means and sds of named scalars, with their Monte Carlo standard errors."""
 
     names: tuple[str, ...]
     mean: np.ndarray
@@ -39,7 +39,7 @@ class Moments(NamedTuple):
     sd_error: np.ndarray
 
     def of(self, names: Sequence[str]) -> "Moments":
-        """The same of these names, in this order."""
+        """The moments of these scalars, in this order."""
         index = [self.names.index(name) for name in names]
         return Moments(tuple(names), *(array[index] for array in self[1:]))
 
@@ -50,19 +50,15 @@ def _unchanged(draws: Draws) -> Draws:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Gold:
-    """A posterior that is known: the model, its rows, and moments of all scalars that are compared.
-
-    `derive` makes those scalars of draws of the parameters; where it is `None` they are the parameters' own. `start`
-    holds constrained values in the middle of the posterior, where the peers may begin.
-    """
+    """A reference posterior."""
 
     name: str
     kind: str  # linear, logistic, mixture, hierarchical or source analysis
     model: epvi.Model
     rows: Rows
-    reference: Moments
-    start: Rows
-    derive: Callable[[Draws], Draws] | None = None
+    reference: Moments  # of all scalars that are compared
+    start: Rows  # constrained values in the middle of the posterior, where peers start
+    derive: Callable[[Draws], Draws] | None = None  # compared scalars from draws of the parameters; None: the same
 
     @property
     def num_rows(self) -> int:
@@ -78,7 +74,7 @@ class Gold:
         return self.kind in ("linear", "logistic")
 
     def moments(self, draws: Draws, num_effective: float | None = None) -> Moments:
-        """Of the compared scalars, from draws (n, ...) of the parameters that are worth so many independent ones."""
+        """Moments of the compared scalars, from draws (n, ...) of the parameters with this effective sample size."""
         values = flattened((self.derive or _unchanged)(draws))
         n = len(next(iter(values.values())))
         array = np.stack([values[name] for name in self.reference.names], axis=1)
@@ -88,7 +84,7 @@ class Gold:
 
 
 def flattened(draws: Draws) -> dict[str, np.ndarray]:
-    """Each number of each parameter under its own name, `w[0]`, from draws (n, ...)."""
+    """Every scalar of every parameter under its own name, such as `w[0]`, from draws (n, ...)."""
     found = {}
     for name, values in draws.items():
         for index in np.ndindex(values.shape[1:]):
@@ -98,7 +94,7 @@ def flattened(draws: Draws) -> dict[str, np.ndarray]:
 
 
 def moments_of_chains(chains: Draws) -> Moments:
-    """From draws (chains, n) of named scalars; the errors by the effective numbers of draws and of their squares."""
+    """Moments from draws (chains, n) of named scalars; errors by the ESS of the draws and of their squares."""
     array = np.stack(list(chains.values()), axis=-1)
     mean, sd = np.mean(array, axis=(0, 1)), np.std(array, axis=(0, 1), ddof=1)
     square = (array - mean) ** 2
@@ -107,7 +103,7 @@ def moments_of_chains(chains: Draws) -> Moments:
     return Moments(tuple(chains), mean, sd, np.asarray(mean_error), np.asarray(sd_error))
 
 
-# The models. A row's argument is a column, other arguments are fixed.
+# The models. Positional arguments are columns of rows, keyword-only ones are fixed.
 
 
 def _flat(name: str, *shape: int, support: Any = constraints.real) -> Any:
@@ -165,7 +161,7 @@ def eight_schools(school: Any, error: Any, y: Any = None, *, num_schools: int) -
 
 
 def schools_effects(draws: Draws) -> Draws:
-    """theta_j = mu + tau z_j, which the reference has instead of z."""
+    """theta_j = mu + tau z_j, the scalars of the reference."""
     mu, tau = draws["mu"], draws["tau"]
     return {"theta": mu[:, None] + tau[:, None] * draws["z"], "mu": mu, "tau": tau}
 
@@ -176,7 +172,7 @@ def credit(x: Any, y: Any = None) -> None:
         numpyro.sample("y", SmoothBernoulli(x @ w), obs=y)
 
 
-# From posteriordb's data.json to rows and what is fixed.
+# Rows and fixed arguments from posteriordb's data.json.
 
 
 def _columns(*columns: Any) -> np.ndarray:
@@ -196,7 +192,7 @@ def _interaction(one: Any, other: Any, y: Any) -> Rows:
 
 
 def _centred(d: dict[str, Any]) -> Rows:
-    """Without the column of ones, and centred by all rows before they are dealt out."""
+    """Without the column of ones, and centred with the means of all rows."""
     x = np.asarray(d["X"], np.float64)[:, 1:]
     return {"x": x - x.mean(axis=0), "y": np.asarray(d["Y"], np.float64)}
 
@@ -209,7 +205,7 @@ def _schools(d: dict[str, Any]) -> Rows:
 
 
 class Recipe(NamedTuple):
-    """How a posterior of posteriordb is made of its data."""
+    """How to build a posterior of posteriordb from its data."""
 
     kind: str
     function: Callable
@@ -243,12 +239,12 @@ GERMAN = "german_credit"
 
 
 def data_folder(said: str | os.PathLike | None = None) -> Path:
-    """The folder that was named, else that of EPVI_DATA, else `../shared/data` beside the repository."""
+    """The given folder, else that of EPVI_DATA, else `../shared/data` beside the repository."""
     return Path(said or os.environ.get("EPVI_DATA") or ROOT.parent / "shared" / "data")
 
 
 def reference_chains(folder: Path) -> dict[str, np.ndarray]:
-    """Draws (chains, n) of every scalar, from posteriordb's; `beta[1]` is called `beta[0]`."""
+    """Draws (chains, n) of every scalar of posteriordb, with indices from 0: `beta[1]` becomes `beta[0]`."""
     with np.load(folder / "reference_draws.npz") as file:
         draws, names = np.asarray(file["draws"], np.float64), [str(name) for name in file["names"]]
     labels = [re.sub(r"\d+(?=[\],])", lambda digits: str(int(digits[0]) - 1), name) for name in names]
@@ -256,7 +252,7 @@ def reference_chains(folder: Path) -> dict[str, np.ndarray]:
 
 
 def from_posteriordb(folder: Path) -> Gold:
-    """The posterior whose data and reference draws are in a folder of its name."""
+    """The posterior whose data and reference draws are in a folder with its name."""
     recipe = RECIPES[folder.name]
     data = json.loads((folder / "data.json").read_text())
     rows, model = recipe.rows(data), epvi.Model(recipe.function, **recipe.fixed(data))
@@ -265,7 +261,7 @@ def from_posteriordb(folder: Path) -> Gold:
 
 
 def german_credit(folder: Path) -> Gold:
-    """Logistic regression of which mean, sd and the mean's error are published; the intercept is the last weight."""
+    """Logistic regression with published means, sds and standard errors of means; the last weight is the intercept."""
     with np.load(folder / "german_credit_numeric.npz") as file:
         x, y = np.asarray(file["X"], np.float64), np.asarray(file["y"], np.int64)
         mean, sd, error = (np.asarray(file[f"gold_{name}"]) for name in ("mean", "sd", "mcse"))
@@ -275,7 +271,7 @@ def german_credit(folder: Path) -> Gold:
 
 
 def _start(model: epvi.Model, rows: Rows, reference: Moments) -> Rows:
-    """The reference's means; zero for parameters that it does not have."""
+    """The means of the reference; zero for parameters that it lacks."""
     known = dict(zip(reference.names, reference.mean, strict=True))
     start = {}
     for parameter in programs_of(model, rows).target.space.parameters:

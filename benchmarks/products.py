@@ -1,8 +1,8 @@
-"""Four ways to multiply mixtures beside a plain version of the paper's formulas: one table, ways x sizes.
+"""Time and memory of the four product methods, against a plain implementation of the paper's formulas.
 
-Run: python benchmarks/products.py (about two minutes on two cores; --quick for one with fewer repeats and no large
-sizes). Peer and epvi alternate within one run, times are medians after a first call, which has its own column because
-compilation is time a user waits for. Every row runs in a fresh process, whose peak memory is shown.
+Run: python benchmarks/products.py (about two minutes on two cores; --quick for fewer repeats and no large sizes). epvi
+and the plain implementation alternate. Times are medians after a first call, which has its own column because it
+includes compilation. Every case runs in a fresh process, whose peak memory is shown.
 """
 
 import argparse
@@ -24,7 +24,7 @@ K, D = 4, 19
 
 
 def make_shards(m: int, d: int = D, spread: float = 0.5, seed: int = 0) -> plain.Shards:
-    """M overlapping unimodal shards: components half an sd apart in every coordinate, shards about one sd."""
+    """M overlapping unimodal shards: components are about half an sd apart in every coordinate, shards one sd."""
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(m, 1, d)) + spread * rng.normal(size=(m, K, d))
     return means, rng.gamma(5.0, 0.2, size=(m, K))
@@ -51,7 +51,7 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def alternate(repeats: int, works: dict[str, Callable[[], Any]]) -> dict[str, dict[str, Any]]:
-    """First-call time, median time of the later calls, and the last result of each, taking turns."""
+    """First-call time, median time of the later calls, and last result of each, run alternately."""
     firsts, times, results = {}, {name: [] for name in works}, {}
     for turn in range(repeats + 1):
         for name, work in works.items():
@@ -70,7 +70,7 @@ def row(name: str, run: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def chain_rows(repeats: int) -> list[dict]:
-    """10,000 components, M = 200: burn-in of 10 sweeps included on both sides, cost per component."""
+    """Cost per component for 10,000 components at M = 200, including a burn-in of 10 sweeps on both sides."""
     shards, r, sweeps, sample = make_shards(200), 10_000, 10, 300
     way, made = epvi.Chain(num_samples=r, burn_in=sweeps, num_chains=20, thin=1), mixtures(shards)
     runs = alternate(
@@ -99,7 +99,7 @@ def chain_rows(repeats: int) -> list[dict]:
 
 
 def step_rows(repeats: int) -> list[dict]:
-    """Cost of a step at M = 20 and M = 2,000: two lengths of run each, so that set-up cancels."""
+    """Cost of a step at M = 20 and M = 2,000, from two run lengths each, so that set-up cancels."""
     lengths, works = (20, 120), {}
     for m in (20, 2000):
         made = mixtures(make_shards(m))
@@ -143,14 +143,14 @@ def exact_rows(repeats: int) -> list[dict]:
 
 
 def exact_memory_row(repeats: int) -> list[dict]:
-    """Exact alone in its process, for its peak memory."""
+    """Peak memory of `Exact`, alone in its process."""
     made = mixtures(make_shards(10))
     runs = alternate(repeats, {"epvi": lambda: epvi.multiply(made, epvi.Exact(), seed=0)})
     return [row("Exact alone", runs["epvi"], note="1,048,576 comp.", target="memory (< 1 GB)")]
 
 
 def anchored_rows(repeats: int) -> list[dict]:
-    """Effective draws a second, beside the chain as in the paper (every step kept), as it comes, and at its best."""
+    """Effective draws per second of `Anchored`, and of `Chain` as in the paper, by default, and tuned."""
     made = mixtures(make_shards(200))
     ways = {
         "paper": epvi.Chain(num_samples=10_000, thin=1),

@@ -1,4 +1,4 @@
-"""Peers that take turns, so that what else the machine does meets all of them, and what the figures say of a target."""
+"""Alternating timed runs of peers, so that load on the machine affects all of them alike; verdicts on targets."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Turn(NamedTuple):
-    """What one run of a peer took and gave."""
+    """Time and result of one run of a peer."""
 
     seconds: float
     result: Any
@@ -21,7 +21,7 @@ def timed(run: Callable[[], Any]) -> Turn:
 
 
 def in_turn(peers: Mapping[str, Callable[[], Any]], repeats: int, *, warm: bool = False) -> dict[str, list[Turn]]:
-    """Every peer once to warm up, unless all are warm, then `repeats` rounds of all, which are given."""
+    """Run every peer once to warm up (unless `warm`), then `repeats` rounds of all; return the timed rounds."""
     if not warm:
         for run in peers.values():
             run()
@@ -34,5 +34,5 @@ def median_seconds(turns: list[Turn]) -> float:
 
 
 def verdict(met: bool | None, target: str) -> str:
-    """None when the run was too short to tell."""
+    """A line on a target; `met` is None if the run was too short to decide."""
     return f"{'open' if met is None else 'met' if met else 'MISSED'}: {target}"

@@ -1,10 +1,10 @@
-"""Whether two versions of epvi give the same answers from the same seeds, and read each other's files.
+"""Check whether two versions of epvi give the same answers from the same seeds, and read each other's files.
 
 Run: python benchmarks/same_answers.py --write answers.npz --files folder (a minute of one core) with one version, and
-with the other --compare answers.npz; then --load folder --compare answers.npz, which makes nothing but reads what the
-first version wrote and goes on from there. The answers are those of the demo, of fit.py's families and products at a
-small size, and of a study by files (shards, combine, certify, score, refine). To try another checkout's epvi with this
-script, put its src into PYTHONPATH. Ends with 1 when a quantity is off by more than 1e-12 of its greatest entry.
+with the other --compare answers.npz; then --load folder --compare answers.npz, which computes from the files that the
+first version wrote. The answers are those of the demo, of the families and products of fit.py at a small size, and of a
+study by files (shards, combine, certify, score, refine). To run another checkout's epvi with this script, put its src
+into PYTHONPATH. Exits with 1 if a quantity differs by more than 1e-12 of its largest entry.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from epvi.wire.envelope import load as load_envelope
 Answers = dict[str, np.ndarray]
 T = TypeVar("T")
 
-# What other orders of the same sums would change, and changed code must not.
+# Relative tolerance: room for other orders of summation, and for nothing else.
 TOLERANCE = 1e-12
 SITES = ("north", "south", "west")
 STUDY = """
@@ -47,7 +47,7 @@ levels = ["low", "middle", "high"]
 
 
 def of_posterior(posterior: epvi.Posterior) -> Iterator[tuple[str, np.ndarray]]:
-    """All numbers that a user asks a posterior for."""
+    """The numbers that a user reads from a posterior."""
     made = posterior.summary()
     yield from {"mean": made.mean, "sd": made.sd, "quantiles": made.quantiles}.items()
     yield "means", np.asarray(posterior.mixture.means)
@@ -84,7 +84,7 @@ def of_demo() -> Answers:
 
 
 def of_families(num_rows: int = 1000, shards: int = 2) -> Answers:
-    """The families and products of fit.py, and what they predict."""
+    """The families and products of fit.py, and their predictions."""
     rows, held_out = families.simulated(num_rows, seed=0)
     answers: Answers = {}
     for name, family in families.FAMILIES.items():
@@ -100,7 +100,7 @@ def of_families(num_rows: int = 1000, shards: int = 2) -> Answers:
 
 
 def write_tables(folder: Path, num_rows: int = 150) -> None:
-    """A study, and the rows of its sites: a constant, numbers, and a category in words."""
+    """Write a study and the rows of its sites: a constant, numbers, and a text category."""
     rng = np.random.default_rng(5)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "study.toml").write_text(STUDY)
@@ -114,13 +114,13 @@ def write_tables(folder: Path, num_rows: int = 150) -> None:
 
 
 def run(*arguments: object) -> None:
-    """A verb of the command line, in this process, with what it prints held back."""
+    """Run a command of the command line in this process, without its output."""
     with contextlib.redirect_stdout(io.StringIO()):
         command_line([str(one) for one in arguments], standalone_mode=False)
 
 
 def score(folder: Path, draws: str, number: int) -> list[Path]:
-    """What all sites say of draws."""
+    """The scores of all sites for a file of draws."""
     files = [folder / f"scores-{number}-{site}.epvi" for site in SITES]
     for site, file in zip(SITES, files, strict=True):
         run(
@@ -138,7 +138,7 @@ def score(folder: Path, draws: str, number: int) -> list[Path]:
 
 
 def make_files(folder: Path) -> None:
-    """Every site's files, and the centre's: two rounds of refinement, and the last confirmed."""
+    """Write the files of every site and of the hub: two rounds of refinement, the last one confirmed."""
     write_tables(folder)
     for site in SITES:
         stats = folder / f"{site}.stats.epvi"
@@ -157,7 +157,7 @@ def make_files(folder: Path) -> None:
 
 
 def of_files(folder: Path) -> Answers:
-    """All arrays in the files, and what comes of them when the centre's work is done again."""
+    """All arrays in the files, and the results of repeating the hub's computations from them."""
     answers: Answers = {}
     for file in sorted(folder.glob("*.epvi")):
         answers |= {f"{file.stem}: {name}": array for name, array in load_envelope(file).arrays.items()}
@@ -181,7 +181,7 @@ def _only(file: Path, kind: type[T]) -> T:
 
 
 def differences(found: Answers, expected: Answers) -> dict[str, float]:
-    """The greatest difference of every quantity, relative to its greatest entry; infinite where shapes differ."""
+    """The largest difference of every quantity, relative to its largest entry; infinite if shapes differ."""
     made = {}
     for name in sorted({*found, *expected}):
         a, b = found.get(name), expected.get(name)
@@ -195,7 +195,7 @@ def differences(found: Answers, expected: Answers) -> dict[str, float]:
 
 
 def compare(found: Answers, expected: Answers) -> bool:
-    """Print how far every quantity is off, and say whether all are within the tolerance."""
+    """Print the difference of every quantity; return whether all are within the tolerance."""
     made = differences(found, expected)
     for name, off in made.items():
         print(f"{off:9.2e}  {name}{'' if off <= TOLERANCE else '   DIFFERS'}")

@@ -1,4 +1,4 @@
-"""Where the time of a warm fit goes: the caller's stages, and those of a shard inside its worker."""
+"""Profile of a warm fit: the stages of the caller, and those of a shard in its worker."""
 
 import contextlib
 import shutil
@@ -37,7 +37,7 @@ _STAGES = ("support of the labels", "rows taken for parts", "passes over parts",
 
 @contextlib.contextmanager
 def _counted(owner: Any, name: str, stage: Callable[[Any], str], spent: dict[str, float]) -> Iterator[None]:
-    """Add the time of a function to a stage that is told by its first argument."""
+    """Add the time of a function to the stage that `stage` names from its first argument."""
     inner = getattr(owner, name)
 
     def outer(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def _counted(owner: Any, name: str, stage: Callable[[Any], str], spent: dict[str
 
 
 def _staged(job: Job, part: Part, rows: Any) -> tuple[dict[str, float], float, int]:
-    """A shard's fit in a worker: seconds by stage and in all, and its passes."""
+    """Fit a shard in a worker: seconds by stage, total seconds, and number of passes."""
     spent: dict[str, float] = {}
     whole = len(next(iter(rows.columns().values())))
 
@@ -77,7 +77,7 @@ def _staged(job: Job, part: Part, rows: Any) -> tuple[dict[str, float], float, i
 
 
 def _by_hand(rows: Any) -> float:
-    """Seconds of one pass over a shard with value, gradient and curvature written for logistic regression alone."""
+    """Seconds of one pass over a shard (value, gradient, Hessian), written by hand for logistic regression."""
     columns, size = rows.columns(), 2**14
 
     @jax.jit
@@ -100,7 +100,7 @@ def _by_hand(rows: Any) -> float:
 
 
 def stages(rows: Rows, seed: int) -> None:
-    """Print the profile of a fit by two workers, each stage the least of three runs."""
+    """Print the profile of a fit with two workers; each stage is the fastest of three runs."""
     model, inference = epvi.Model(logistic), epvi.NVI()
     runs: list[tuple[dict[str, float], tuple]] = []
     by_hand: list[float] = []

@@ -1,17 +1,17 @@
-"""Rows like those of SUSY, as many as you like: the 18 columns' means, scales and correlations, and a logistic model.
+"""Simulated rows that resemble the SUSY data: its 18 columns' means, scales and correlations, and a logistic model.
 
-The constants are of 10,000 rows of the SUSY data (UCI Machine Learning Repository, CC BY 4.0; P. Baldi, P. Sadowski and
-D. Whiteson, Searching for exotic particles in high-energy physics with deep learning, Nature Communications 5, 2014).
-The columns made from them are jointly normal, which the real ones are not: what logistic regression costs, and how
-correlated its coefficients are, is that of the real ones; how well it predicts is not.
+The constants are estimates from 10,000 rows of the SUSY data (UCI Machine Learning Repository, CC BY 4.0; P. Baldi, P.
+Sadowski and D. Whiteson, Searching for exotic particles in high-energy physics with deep learning, Nature
+Communications 5, 2014). The simulated columns are jointly normal, unlike the real ones. So the cost of a logistic
+regression and the correlations of its coefficients are realistic, but not how well it predicts.
 """
 
 import numpy as np
 
 Rows = dict[str, np.ndarray]
 
-# Of each column: mean, standard deviation, and the coefficient of the standardised column in a logistic regression with
-# an intercept. The intercept is left out below, so that both labels are equally frequent.
+# For each column: mean, standard deviation, and the coefficient of the standardised column in a logistic regression
+# with an intercept. The intercept is left out below, so that both labels are equally frequent.
 COLUMNS = {
     "lepton1_pT": (1.026, 0.7199, 1.9684),
     "lepton1_eta": (0.01339, 1.002, 0.0377),
@@ -70,8 +70,8 @@ def correlations() -> np.ndarray:
 def susy_like(num_rows: int, seed: int, *, standardised: bool = True) -> Rows:
     """Columns x (n, 18) in float32, standardised by the constants or in their own units, and labels y (n,) in int8.
 
-    There is no column of ones: both labels are equally frequent. Rows come in blocks that have a seed each, so that the
-    first rows of a longer table are those of a shorter one.
+    There is no column of ones: both labels are equally frequent. Rows are drawn in blocks with one seed each, so that a
+    longer table begins with the rows of a shorter one.
     """
     x, y = np.empty((num_rows, len(COLUMNS)), np.float32), np.empty(num_rows, np.int8)
     root = np.linalg.cholesky(correlations()).T.astype(np.float32)
@@ -89,6 +89,6 @@ def susy_like(num_rows: int, seed: int, *, standardised: bool = True) -> Rows:
 
 
 def held_out(rows: Rows) -> tuple[Rows, Rows]:
-    """Rows to fit, and the last tenth of all: rows that are alike in any order."""
+    """Rows to fit, and the last tenth, held out; rows are i.i.d., so any tenth will do."""
     cut = len(rows["y"]) - len(rows["y"]) // 10
     return {n: c[:cut] for n, c in rows.items()}, {n: c[cut:] for n, c in rows.items()}

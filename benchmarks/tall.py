@@ -1,17 +1,17 @@
-"""Logistic regression on 5,000,000 rows: the whole posterior in less time than scikit-learn takes for a point?
+"""Logistic regression on 5,000,000 rows: the posterior by epvi, and scikit-learn's point estimate.
 
 Run: python benchmarks/tall.py (an hour on two cores, of which SVI takes 40 minutes; --quick for 200,000 rows without
-SVI in a few minutes; --only PART for one part). Needs what the extra `bench` brings. A tenth of the rows is held out.
-Times are medians of runs in which the peers take turns, after a run of each to warm up.
+SVI in a few minutes; --only PART for one part). Needs the extra `bench`. A tenth of the rows is held out. Times are
+medians of alternating runs of all peers, after one run of each to warm up.
 
-main      epvi beside scikit-learn, Newton's method (the reference for means and sds) and a plain sum over the rows
+main      epvi, scikit-learn, Newton's method (the reference for means and sds), and a plain sum over the rows
 cold      from a file to a saved answer in fresh interpreters, and the memory of all processes
 svi       NumPyro's SVI until it has the same posterior
 growth    time by rows and columns
 models    Poisson regression and topographic latent source analysis
 profile   where the time of a warm run goes
-certificate   what a certificate and a refinement cost beside the first round, which all other parts are about
-flights   the table of main for three million real flights, when the file is there
+certificate   cost of a certificate and a refinement; all other parts measure the first round only
+flights   the table of main for three million real flights, if the file is available
 """
 
 import argparse
@@ -39,9 +39,11 @@ from epvi.models import logistic
 FULL_SIZE, QUICK_SIZE = 5_000_000, 200_000
 TWO, ONE, MANY = "epvi, two workers", "epvi, one worker, M = 1", "epvi, one worker, M = 20"
 POINT, NEWTON, SUM = "scikit-learn", "Newton, float64", "np.sum of x"
-SHARDS = {TWO: (2, 2), ONE: (1, 1), MANY: (20, 1)}  # and workers
+SHARDS = {TWO: (2, 2), ONE: (1, 1), MANY: (20, 1)}  # numbers of shards and of workers
 BITS_A_SECOND = 1e9  # of the link from the sites to the hub
-# The targets: times beside scikit-learn, one worker, the full-data fit and a plain sum; nats, and parts of an sd.
+# Targets: time of two workers relative to scikit-learn; speed-ups of two workers over one, and of 20 machines over one;
+# time of all passes in plain sums over the rows; differences from the full-data fit in nats and relative in sds;
+# speed-up over SVI.
 AS_POINT, BY_TWO, BY_MANY, SUMS, NATS, SD_ERROR, AS_SVI = 0.5, 1.8, 15, 40, 1e-4, 0.02, 50
 
 
@@ -65,19 +67,19 @@ class Plan:
 
 
 class Accuracy(NamedTuple):
-    """How good an answer is."""
+    """Accuracy of an answer on held-out rows."""
 
-    nll: float
-    right: float  # part of held-out labels
+    nll: float  # per row
+    right: float  # fraction of labels predicted right
     mean: np.ndarray
     sd: np.ndarray
 
 
 class Clock(NamedTuple):
-    """The paper's clock: every shard has a machine of its own, and the hub gets the files and multiplies."""
+    """Time by the paper's clock, where every shard has a machine of its own; in seconds."""
 
-    slowest: float
-    transfer: float
+    slowest: float  # fit of the slowest shard
+    transfer: float  # of all files to the hub
     product: float
 
 
@@ -87,7 +89,7 @@ def fit(rows: Rows, name: str, seed: int) -> epvi.Posterior:
 
 
 def accuracy(answer: epvi.Posterior | peers.Fitted, rows: Rows, seed: int) -> Accuracy:
-    """Of held-out rows."""
+    """Accuracy on held-out rows."""
     if isinstance(answer, peers.Fitted):
         mean, sd = answer.found.mean, answer.found.sd
         return Accuracy(peers.nll(answer.found, rows), peers.accuracy(mean, rows), mean, sd)
@@ -98,7 +100,7 @@ def accuracy(answer: epvi.Posterior | peers.Fitted, rows: Rows, seed: int) -> Ac
 
 
 def by_the_papers_clock(fits: Sequence[epvi.ShardFit]) -> Clock:
-    """Sites write their files at once, the hub's link brings them one after the other, and the hub reads them all."""
+    """Sites write their files in parallel, one link transfers them in turn, and the hub reads and multiplies them."""
     with tempfile.TemporaryDirectory() as folder:
         saved = [timed(partial(one.save, Path(folder) / f"{one.shard}.epvi")) for one in fits]
         size = sum(turn.result.stat().st_size for turn in saved)
@@ -114,7 +116,7 @@ HEAD = (
 
 
 def line(name: str, turns: dict[str, list[Turn]], made: dict[str, Accuracy]) -> str:
-    """A row of the table; ratios are to the reference, means off in its sds."""
+    """A row of the table; sds as ratios to the reference's, errors of means in its sds."""
     seconds = median_seconds(turns[name])
     begin = f"{name:26s}{seconds:7.3f} s{seconds / median_seconds(turns[POINT]):16.3f}x"
     if name == SUM:
@@ -130,7 +132,7 @@ def line(name: str, turns: dict[str, list[Turn]], made: dict[str, Accuracy]) -> 
 def table(
     rows: Rows, test: Rows, names: Sequence[str], plan: Plan
 ) -> tuple[dict[str, list[Turn]], dict[str, Accuracy]]:
-    """Run the peers in turn and print their lines."""
+    """Run the peers alternately and print their rows of the table."""
     runs: dict[str, Callable[[], object]] = {
         **{name: partial(fit, rows, name, plan.seed) for name in SHARDS},
         POINT: lambda: peers.scikit_learn(rows),
@@ -170,7 +172,7 @@ def main_part(plan: Plan) -> None:
 
 
 def _pass_seconds(one: epvi.ShardFit) -> float:
-    """The time of a fit's passes, or of the whole fit from an epvi that does not tell."""
+    """The time of a fit's passes over its rows; of the whole fit with older versions of epvi."""
     return getattr(one, "pass_seconds", one.seconds)
 
 

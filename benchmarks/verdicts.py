@@ -1,7 +1,7 @@
-"""How often healthy fits are trusted: 50 runs of the hierarchical logistic regression with epvi's defaults.
+"""False alarms of the certificate: 50 fits of a hierarchical logistic regression with epvi's defaults.
 
-Run: python benchmarks/verdicts.py [--quick]. Every run has rows, a split and a seed of its own; nothing is wrong with
-any of them, so that "do not trust" is a false alarm. Target: at most 2 of 50.
+Run: python benchmarks/verdicts.py [--quick]. Every run has its own rows, split and seed. The model is right in all of
+them, so "do not trust" is a false alarm. Target: at most 2 of 50.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import epvi
 from epvi.models import logistic, simulate_logistic
 
 NOT = "do not trust"
-# Rows and shards, and how many of the runs have them.
+# Number of runs by numbers of rows and of shards.
 SIZES = {(2_000, 10): 20, (2_000, 20): 10, (20_000, 10): 10, (20_000, 20): 10}
 COLUMNS, MOST_FALSE_ALARMS = 8, 2
 

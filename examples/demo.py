@@ -1,7 +1,7 @@
-"""Six shards of a logistic regression, fitted apart and multiplied, beside NUTS on all rows: `make demo`.
+"""A logistic regression fitted in six separate shards and combined, compared with NUTS on all rows: `make demo`.
 
-Prints one table and draws demo.png, in the manner of the paper's Figure 1: the posterior of all rows, what each of six
-shards believes alone, and the product of their beliefs.
+Prints a table and draws demo.png, similar to the paper's Figure 1: the posterior of all rows, the six shards'
+approximations, and their product after refinement.
 """
 
 import io
@@ -35,22 +35,22 @@ NUM_ROWS, NUM_COLUMNS, NUM_SHARDS = 6000, 6, 6
 WARM_UP, DRAWS = 300, 1000
 # Okabe and Ito's colours, which colour-blind readers can tell apart.
 COLOURS = ["#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9"]
-# Contours surround these shares of the mass.
+# Contours contain these shares of the mass.
 SHARES = (0.95, 0.5)
 LINES, BLUES = (1.4, 0.8), ("#9ECAE1", "#3182BD")
 
 
 class Answer(NamedTuple):
-    """What one method says of the coefficients, and the seconds that it took when called first and again."""
+    """The coefficients by one method."""
 
     mean: np.ndarray
     sd: np.ndarray
-    first: float
-    again: float
+    first: float  # seconds of the first call, which compiles
+    again: float  # seconds of the second call
 
 
 def by_epvi(rows: dict[str, np.ndarray], shards: int, workers: int | None = None) -> tuple[epvi.Posterior, Answer]:
-    """The posterior of a first call, for which processes start and compile; a second one is only timed."""
+    """The posterior of a first call, which starts workers and compiles; a second call is timed only."""
     start = time.perf_counter()
     posterior = epvi.fit(logistic, rows, shards, executor=workers)
     middle = time.perf_counter()
@@ -62,7 +62,7 @@ def by_epvi(rows: dict[str, np.ndarray], shards: int, workers: int | None = None
 
 
 def by_nuts(rows: dict[str, np.ndarray]) -> tuple[np.ndarray, Answer]:
-    """Draws (chains, n, C) of two chains: the first waits for the compiler, the second does not."""
+    """Draws (chains, n, C) of two chains, run one after the other: the first one compiles."""
     with jax.enable_x64(True):
         chain = MCMC(NUTS(logistic), num_warmup=WARM_UP, num_samples=DRAWS, progress_bar=False)
         draws, seconds = [], []
@@ -78,7 +78,7 @@ def by_nuts(rows: dict[str, np.ndarray]) -> tuple[np.ndarray, Answer]:
 
 @contextmanager
 def spinner(text: str) -> Iterator[None]:
-    """Something that moves on stderr, when that is a terminal."""
+    """A spinner on stderr, if that is a terminal."""
     columns = SpinnerColumn(finished_text=" "), TextColumn("{task.description}"), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
         task = progress.add_task(text, total=1)
@@ -87,7 +87,7 @@ def spinner(text: str) -> Iterator[None]:
 
 
 def table(answers: dict[str, Answer]) -> Table:
-    """Coefficients by methods, with the times and the differences from NUTS, the last method, below."""
+    """Coefficients by method; below them times, and errors against NUTS, the last method."""
     *fits, truth = answers.values()
     made = Table(*("", *answers))
     for column in made.columns[1:]:
@@ -105,7 +105,7 @@ def table(answers: dict[str, Answer]) -> Table:
 
 
 def contours(panel: Axes, mixture: epvi.GaussianMixture, fill: bool = False, **style: Any) -> None:
-    """Contours around the most probable 95 % and 50 % of a mixture in two dimensions, over the whole panel."""
+    """Highest-density contours of a mixture in two dimensions, around 95 % and 50 % of its mass."""
     grid = np.stack(np.meshgrid(*(np.linspace(*ends, 150) for ends in (panel.get_xlim(), panel.get_ylim()))), axis=-1)
     density = mixture.density(grid)
     highest = np.sort(density, axis=None)[::-1]
@@ -117,7 +117,7 @@ def contours(panel: Axes, mixture: epvi.GaussianMixture, fill: bool = False, **s
 
 
 def draw(product: epvi.Posterior, full: epvi.Posterior, draws: np.ndarray, path: Path) -> None:
-    """Three panels of the first two coefficients; (a) and (c) have the same axes, (b) shows where they lie."""
+    """Three panels of the first two coefficients; (a) and (c) have the same axes, which (b) marks by a rectangle."""
     first = product.space.slices["w"].start
     pair = [first, first + 1]
     whole = full.mixture.marginal(pair)

@@ -1,7 +1,7 @@
-"""Six shards' mixtures in two dimensions, and their product by each of the four ways: `make demo`.
+"""Six mixtures in two dimensions and their product by each of the four product methods.
 
-Draws demo.png and prints what each way says of itself. Six people have looked at the same quantity, each saw part of
-it: alone each is vague, together they leave one clear mode and a small second one.
+Run: python examples/products.py [picture.png]. Draws the mixtures and the products, and prints each method's status.
+Every single mixture is vague; their product has one clear mode and a small second one.
 """
 
 import sys
@@ -28,7 +28,7 @@ GRID = np.stack(np.meshgrid(np.linspace(-4, 4, 161), np.linspace(-4, 4, 161)), a
 
 
 def make_shards(num_shards: int = 6, seed: int = 4) -> list[epvi.GaussianMixture]:
-    """Four full-covariance components a shard: two around each of two places, pulled about by chance."""
+    """Shards with four full-covariance components each: two near each of two points, at random distances."""
     rng = np.random.default_rng(seed)
     places = np.array([[1.3, 0.8], [1.3, 0.8], [-1.5, -0.9], [-1.5, -0.9]])
     shards = []
@@ -43,7 +43,7 @@ def make_shards(num_shards: int = 6, seed: int = 4) -> list[epvi.GaussianMixture
 
 
 def exact_density(shards: list[epvi.GaussianMixture]) -> np.ndarray:
-    """The product of the six densities on the grid, made to sum to one: what every way must look like."""
+    """The normalised product of the six densities on the grid, which every method should reproduce."""
     log_density = np.sum([shard.log_density(GRID) for shard in shards], axis=0)
     density = np.exp(log_density - log_density.max())
     return density / (density.sum() * (8 / 160) ** 2)

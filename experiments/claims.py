@@ -1,9 +1,9 @@
-"""Every claim of the paper beside what the study's tables hold: a table in Markdown, printed and kept as claims.md.
+"""Compare every claim of the paper with the study's tables: a table in Markdown, printed and saved as claims.md.
 
 Run: python experiments/claims.py [--out reproduced/quick]   (after the experiments; `make reproduce` does both)
 
-Whether a claim holds is decided by the bounds of lab/judging.py; a claim whose table is missing, or not complete, is
-said to be not measured.
+The bounds in lab/judging.py decide whether a claim holds. A claim whose table is missing or incomplete is reported as
+not measured.
 """
 
 import argparse
@@ -18,11 +18,11 @@ from lab.results import Row, read
 
 
 class Claim(NamedTuple):
-    """What the paper says and where, the script whose table tells, and how it is judged."""
+    """A claim of the paper."""
 
     says: str
-    where: str
-    script: str
+    where: str  # section and figure
+    script: str  # experiment whose table decides it
     judge: Callable[[list[Row]], Found]
 
 

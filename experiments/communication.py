@@ -1,11 +1,11 @@
-"""Communication: how many numbers shards send, counted in their files, beside the paper's M K (d + 2).
+"""Communication: how many numbers shards send, counted in their files, against the paper's M K (d + 2).
 
 Run: python experiments/communication.py [--full] [--seed 0]
 
-Every shard of a small logistic regression is fitted and saved; what is counted is the numbers of the arrays in its file
-(and, beside them, the numbers in the text of its header, and all bytes). The paper's shards have K spherical Gaussians
-of equal weight that are never merged; the same is counted for diagonal and full ones. Later rounds: what the centre
-sends (draws, Gaussians) and what shards answer until epvi's posterior as it comes can be trusted, in files as well.
+Every shard of a small logistic regression is fitted and saved. Counted are the numbers in the arrays of its file, the
+numbers in the text of its header, and all bytes. The paper's shards have K spherical Gaussians of equal weight that are
+never merged; diagonal and full covariances are counted too. For the later rounds of epvi's defaults, the files that the
+hub sends (draws, Gaussians) and the shards' answers are counted until the posterior can be trusted.
 """
 
 import json
@@ -32,14 +32,14 @@ from epvi.run.rounds import Rounds, run_rounds
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 
-# Of a shard: shards of one size share what is compiled.
+# Rows per shard; shards of the same size share compiled programs.
 SHARD_ROWS = 250
 FAMILIES = {"spherical": epvi.Spherical(), "diagonal": epvi.Diagonal(), "full": epvi.Full()}
 MARKS = {"spherical": Mark(BLUE, "o"), "diagonal": Mark(ORANGE, "s"), "full": Mark(GREEN, "^")}
 
 
 def cases(said: Said) -> list[Case]:
-    """Each of M, K, d varied around M = 4, K = 4, d = 10; and the rounds of epvi as it comes."""
+    """Each of M, K, d varied around M = 4, K = 4, d = 10; and the rounds of epvi's defaults."""
     many, components, dims = (2, 4, 16), (1, 4, 8), (3, 10, 30)
     if said.full:
         many, components, dims = (2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16), (3, 10, 30, 100)
@@ -55,7 +55,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
     def measure(case: Case) -> list[Row]:
         m, d = int(case["M"]), int(case["d"])
-        # α is one of the d.
+        # One of the d parameters is α.
         rows, _ = simulate_logistic(SHARD_ROWS * m, d - 1, seed=said.seed)
         parts = parts_of(rows, m)
         if case["what"] == "rounds":
@@ -71,7 +71,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 
 def counted(made: Any) -> dict[str, int]:
-    """What is in the file that something saves: arrays by name, numbers in the header's text, and bytes."""
+    """Counts of a saved file: numbers in every array, numbers in the text of the header, and bytes."""
     with tempfile.TemporaryDirectory() as folder:
         file = made.save(Path(folder) / "sent.epvi")
         arrays = {f"array {name}": int(array.size) for name, array in load_file(file).items()}
@@ -90,14 +90,14 @@ def numbers_in(record: Any) -> int:
 
 
 def _together(files: list[dict[str, int]]) -> Row:
-    """All files' counts added, and the numbers in their arrays."""
+    """The sums of all files' counts, and the total of numbers in arrays."""
     total: Row = {name: sum(file[name] for file in files) for name in files[0]}
     numbers = sum(count for file in files for name, count in file.items() if name.startswith("array"))
     return {"files": len(files), "numbers": numbers, **total}
 
 
 def _later(model: epvi.Model, parts: list[Rows], seed: int) -> Iterator[Row]:
-    """What travels for epvi's posterior as it comes: fits, and for every round what is sent and what is answered."""
+    """What is communicated with epvi's defaults: the fits, and the draws and answers of every round."""
     m = len(parts)
     fits = [epvi.fit_shard(model, part, f"{i + 1}/{m}", seed=seed) for i, part in enumerate(parts)]
     yield {"kind": "fits", "round": 0, **_together([counted(fit) for fit in fits])}
@@ -122,7 +122,7 @@ def papers(row: Row) -> int:
 
 
 def formula(row: Row) -> int:
-    """The numbers of M shards' mixtures: weights, means, and what is stored of each family's precisions."""
+    """The numbers in M shards' mixtures: weights, means, and the stored entries of the precisions."""
     m, k, d = (int(row[name]) for name in ("M", "K", "d"))
     width = {"spherical": 1, "diagonal": d, "full": d * (d + 1) // 2}[str(row["what"])]
     return m * k * (1 + d + width)
@@ -153,7 +153,7 @@ def _dots(axis: Axes, x: Any, y: Any, family: str, mark: Mark) -> None:
 
 
 def _bytes(axis: Axes, rows: list[Row]) -> None:
-    """A shard's file, beside the numbers in it."""
+    """Bytes of a shard's file against the numbers in it."""
     most = 0.0
     for family, mark in MARKS.items():
         mine = [row for row in rows if row["what"] == family]
@@ -168,7 +168,7 @@ def _bytes(axis: Axes, rows: list[Row]) -> None:
 
 
 def _rounds(axis: Axes, rows: list[Row]) -> None:
-    """Per shard, all rounds of a posterior that can be trusted, against d (M = 4)."""
+    """Kilobytes per shard over all rounds until the posterior can be trusted, against d (M = 4)."""
     mine = [row for row in rows if row["what"] == "rounds" and row["M"] == 4]
     dims = sorted({int(row["d"]) for row in mine})
     for kind, name, color, marker in (

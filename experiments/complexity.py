@@ -1,4 +1,4 @@
-"""Complexity: what multiplying costs against M, K, R and d, beside what the paper says it costs.
+"""Complexity: measured cost of the product methods against M, K, R and d, and the paper's complexities.
 
 Run: python experiments/complexity.py [--full] [--seed 0]
 
@@ -9,9 +9,10 @@ pairs        O(d R M²), and           O(d R² M): M − 1 products of pairs, ea
              O(d R log M) in parallel while R ≤ 512; by the chain O(d R M). In parallel: a round's slowest group
 anchored                              O(R M K A) with A = 256 anchors; d matters where it is large
 
-Processor seconds of one core, the best of three calls after one that compiles. The chain has no burn-in here (the
-paper's is constant). The shards are overlapping spherical mixtures. What a call costs whatever its size hides slopes at
-small sizes: they are fitted to the upper third of every (logarithmic) range, at least to two sizes. --full has more.
+Times are processor seconds of one core, the best of three calls after one that compiles. The chain has no burn-in here
+(the paper's is constant). The shards are overlapping spherical mixtures. The constant cost of a call hides slopes at
+small sizes, so slopes are fitted to the upper third of every (logarithmic) range, to at least two sizes. --full has
+more sizes.
 """
 
 import time
@@ -50,16 +51,16 @@ LOOKS = {
 
 
 class Size(NamedTuple):
-    """M shards of K components in d dimensions, R components kept (0: all)."""
+    """The size of a product."""
 
-    m: int
-    k: int
-    d: int
-    r: int
+    m: int  # shards
+    k: int  # components per shard
+    d: int  # dimensions
+    r: int  # components kept; 0 for all
 
 
 def varied(full: bool) -> dict[str, dict[str, list[Size]]]:
-    """Of every panel, the sizes of every way."""
+    """The sizes for every product method, by panel."""
     many = (10, 30, 100, 300, 1000) if full else (10, 100, 1000)
     dims = (50, 100, 200, 400, 800, 1600) if full else (200, 1600)
     few = (125, 250, 500, 1000, 2000) if full else (200, 500, 2000)
@@ -92,7 +93,7 @@ def varied(full: bool) -> dict[str, dict[str, list[Size]]]:
 
 
 def cases(said: Said) -> list[Case]:
-    """Each way at each size once, whatever the panels are that show it."""
+    """Each method at each size once, even if several panels show it."""
     sizes = [(way, size) for ways in varied(said.full).values() for way, some in ways.items() for size in some]
     return [
         {"way": way, "M": size.m, "K": size.k, "d": size.d, "R": size.r, "seed": said.seed}
@@ -120,14 +121,14 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 
 def made(size: Size, seed: int) -> plain.Shards:
-    """Overlapping shards, as in benchmarks/products.py, with any K."""
+    """Overlapping shards as in benchmarks/products.py, for any K."""
     rng = np.random.default_rng(seed)
     means = rng.normal(size=(size.m, 1, size.d)) + 0.5 * rng.normal(size=(size.m, size.k, size.d))
     return means, rng.gamma(5.0, 0.2, size=(size.m, size.k))
 
 
 class Stopwatch(Executor):
-    """Runs a round's groups here, one after the other, and notes what each took."""
+    """An executor that runs the groups of a round sequentially and records the time of each."""
 
     def __init__(self) -> None:
         self._rounds: list[list[float]] = []
@@ -138,14 +139,14 @@ class Stopwatch(Executor):
         return iter([result for result, _ in results])
 
     def path(self) -> Row:
-        """How many rounds there were, and the seconds of the slowest group of each, added."""
+        """The number of rounds, and the critical path: the sum of the slowest group's seconds over rounds."""
         if not self._rounds:
             return {}
         return {"rounds": len(self._rounds), "longest": sum(max(groups) for groups in self._rounds)}
 
 
 class Line(NamedTuple):
-    """What is drawn of one way in one panel, with its slope at the upper end."""
+    """The line of one method in one panel."""
 
     panel: str
     name: str
@@ -155,14 +156,14 @@ class Line(NamedTuple):
 
     @property
     def slope(self) -> float:
-        """Of log y in log x, for the upper third of the range."""
+        """Slope of log y against log x, in the upper third of the range."""
         x, y = np.log(self.x), np.log(self.y)
         upper = max(2, int(np.sum(x >= x[-1] - (x[-1] - x[0]) / 3)))
         return float(np.polyfit(x[-upper:], y[-upper:], 1)[0])
 
 
 def lines(rows: list[Row], full: bool) -> list[Line]:
-    """All lines of all panels; where M is varied, seconds are those of one component of R."""
+    """All lines of all panels; where M is varied, seconds are per kept component."""
     found = []
     by_size = {(row["way"], *(int(row[name]) for name in ("M", "K", "d", "R"))): row for row in rows}
     for panel, ways in varied(full).items():
@@ -214,7 +215,7 @@ def _line(axis: Axes, line: Line, name: str, look: Mark) -> None:
 
 
 def report(rows: list[Row]) -> list[str]:
-    """Slopes, and what a round of pairs takes."""
+    """Slopes, and the time per round of pairs."""
     full = any(row["way"] == "pairs by chain" for row in rows)
     text = [f"{'varied':12s}{'way':22s}{'slope':>7s}   seconds (with M: of one component of R), least and largest size"]
     for line in lines(rows, full):

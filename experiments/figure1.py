@@ -3,9 +3,9 @@
 Run: python experiments/figure1.py [--full] [--seed 0]
 
 The first two coefficients of (a) the posterior of all rows, by NUTS; (b) the shards' variational approximations (the
-paper's: K = 4 spherical Gaussians of equal weight); (c) their product, all components; (d) what epvi gives as it comes,
-refined in rounds. Contours hold 50 and 95 per cent; (b), (c) and (d) repeat (a)'s in black. The table holds the
-densities on grids, and the mean and sd of every parameter by every method. --full has more draws.
+paper's: K = 4 spherical Gaussians of equal weight); (c) their exact product; (d) the posterior with epvi's defaults,
+after refinement. Contours contain 50 and 95 per cent; (b), (c) and (d) repeat those of (a) in black. The table holds
+the densities on grids, and the mean and sd of every parameter by every method. --full has more draws.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ COLORS = dict(zip(SHARDS, (BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY), strict=
 
 
 class Made(NamedTuple):
-    """A method's draws of θ, and its density of two coordinates at points (n, 2)."""
+    """A method's draws of θ, and its density of two coordinates as a function of points (n, 2)."""
 
     draws: np.ndarray
     density: Callable[[np.ndarray], np.ndarray]
@@ -69,7 +69,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 
 def methods(model: epvi.Model, rows: Rows, num_draws: int, seed: int) -> dict[str, Made]:
-    """The posterior by every method, and every shard's own."""
+    """The posterior by every method, and every shard's approximation."""
     parts = parts_of(rows, M)
     fits = [epvi.fit_shard(model, part, f"{m + 1}/{M}", inference=papers(K), seed=seed) for m, part in enumerate(parts)]
     product = epvi.combine(fits, PRODUCTS["EPVI_exact"], seed=seed, accept_unconverged=True)
@@ -85,7 +85,7 @@ def methods(model: epvi.Model, rows: Rows, num_draws: int, seed: int) -> dict[st
 
 
 def _drawn(draws: np.ndarray) -> Made:
-    """A density that is known by draws: with a kernel, which makes its sds 2 per cent wider."""
+    """A density known only by draws, as a kernel density estimate; smoothing widens its sds by 2 per cent."""
     kernel = gaussian_kde(draws[:, FIRST_TWO].T)
     return Made(draws, lambda points: kernel(points.T))
 
@@ -97,7 +97,7 @@ def _mixed(mixture: epvi.GaussianMixture, num_draws: int, seed: int) -> Made:
 
 
 def _grid(draws: list[np.ndarray], size: int) -> np.ndarray:
-    """Points (size², 2) over the plane of two coordinates, a little beyond all draws."""
+    """Points (size², 2) on a grid of two coordinates that extends a little beyond the draws."""
     some = np.concatenate(draws)[:, FIRST_TWO]
     low, high = np.quantile(some, [0.0005, 0.9995], axis=0)
     edge = 0.12 * (high - low)
@@ -106,7 +106,7 @@ def _grid(draws: list[np.ndarray], size: int) -> np.ndarray:
 
 
 def _surface(called: Row, one: Made, grid: np.ndarray) -> list[Row]:
-    """The density at every point; five digits are more than a figure shows."""
+    """The density at every point, to five digits."""
     points = zip(grid.round(5).tolist(), one.density(grid).tolist(), strict=True)
     return [{**called, ACROSS: x, UP: y, "density": float(f"{density:.5g}")} for (x, y), density in points]
 
@@ -146,7 +146,7 @@ def draw(rows: list[Row], said: Said) -> Figure:
 
 
 def _contours(axis: Axes, rows: list[Row], name: str, grid: str, color: str, *, filled: bool = False) -> None:
-    """The smallest regions that hold so much of the mass."""
+    """Highest-density regions that contain the shares `INSIDE` of the mass."""
     mine = [row for row in rows if row["of"] == name and row.get("grid") == grid]
     x, y, density = (np.array([float(row[column]) for row in mine]) for column in (ACROSS, UP, "density"))
     sides = np.unique(x), np.unique(y)
@@ -161,7 +161,7 @@ def _contours(axis: Axes, rows: list[Row], name: str, grid: str, color: str, *, 
 
 
 def report(rows: list[Row]) -> list[str]:
-    """How far means and sds are from those of NUTS."""
+    """Errors of means and sds against NUTS."""
     found = {(str(row["of"]), str(row["parameter"])): row for row in rows if "parameter" in row}
     names = [parameter for of, parameter in found if of == "NUTS"]
     lines = [f"{'(mean − NUTS) / sd, sd / NUTS':32s}" + "".join(f"{name:>16s}" for name in names)]

@@ -1,9 +1,9 @@
-"""Figure 2: how the rows of the two models are split into M shards; nothing is measured.
+"""Figure 2: how the rows of the two models are split into M shards (a drawing, without measurements).
 
 Run: python experiments/figure2.py
 
 (a) Hierarchical logistic regression: y and X (N × V) by rows. (b) Topographic latent source analysis: U (N × V) and the
-covariates X (N × C) by rows. Parameters (grey) are of all rows, so each shard has a subposterior of all of them.
+covariates X (N × C) by rows. Parameters (grey) are shared by all rows, so each shard has a subposterior of all of them.
 """
 
 from collections.abc import Sequence
@@ -20,12 +20,12 @@ from matplotlib.patches import Circle, FancyBboxPatch, Rectangle
 GAP = "⋮"
 SHARDS = ((BLUE, "1"), (ORANGE, "2"), (GREEN, "3"), (VERMILION, GAP), (PURPLE, "M"))
 HEIGHT, RADIUS = 5.0, 0.42
-# Where the graphical model begins.
+# Left edge of the graphical model.
 GRAPH = 12.2
 
 
 class Node(NamedTuple):
-    """A variable of a graphical model: its place, its name, and whether it is observed."""
+    """A variable of a graphical model, drawn at (x, y)."""
 
     x: float
     y: float
@@ -92,7 +92,7 @@ def _striped(axis: Axes, left: float, width: float, name: str, columns: str) -> 
 
 
 def _whole(axis: Axes, left: float, width: float, height: float, name: str, sizes: tuple[str, str]) -> None:
-    """A parameter, which no shard has for itself: its columns are written above it, its rows beside it."""
+    """A parameter, shared by all shards, with its number of columns above and of rows beside it."""
     bottom, middle = (HEIGHT - height) / 2, left + width / 2
     axis.add_patch(Rectangle((left, bottom), width, height, facecolor="0.88", edgecolor="0.4"))
     axis.text(middle, HEIGHT / 2, f"${name}$", ha="center", va="center", fontsize=12)
@@ -101,7 +101,7 @@ def _whole(axis: Axes, left: float, width: float, height: float, name: str, size
 
 
 def _rows(axis: Axes) -> None:
-    """To whom the rows belong."""
+    """Labels of the shards beside the rows."""
     high = HEIGHT / len(SHARDS)
     for place, (_, number) in enumerate(SHARDS):
         text = GAP if number == GAP else f"shard {number}"
@@ -130,7 +130,7 @@ def _graph(axis: Axes, nodes: Sequence[Node], arrows: Sequence[tuple[Node, Node]
 
 
 def _shards_plates(axis: Axes) -> None:
-    """Rows within a shard, within all shards."""
+    """Plates of the rows within a shard, and of the shards."""
     _plate(axis, (GRAPH + 0.1, 0.6), 3.8, 1.9, "rows n of shard m")
     _plate(axis, (GRAPH - 0.2, 0.05), 4.4, 2.7, "shards m = 1, …, M")
 

@@ -1,10 +1,10 @@
-"""Figure 3: hierarchical logistic regression, held-out negative log-likelihood against time, and accuracy.
+"""Figure 3: hierarchical logistic regression: held-out negative log-likelihood against time, and accuracy.
 
 Run: python experiments/figure3.py [--full] [--rows simulated | ten-thousand] [--susy SUSY.csv.gz] [--seed 0]
 
-(a) M = 2..20 shards at K = 4 components; (b) K = 2..8 at M = 10; (c) accuracy for M = 10..200. Times are the paper's
-clock (lab/strategies.py says what it counts); the wall time is that of epvi.fit in two processes, from rows in memory
-to the posterior, where K = 4. The likelihood is that of the held-out rows (of the first 50,000, where there are more).
+(a) M = 2..20 shards at K = 4 components; (b) K = 2..8 at M = 10; (c) accuracy for M = 10..200. Times are by the paper's
+clock (defined in lab/strategies.py). Wall times, for K = 4 only, are those of epvi.fit with two worker processes, from
+rows in memory to the posterior. The likelihood is that of the held-out rows (of at most 50,000).
 """
 
 import argparse
@@ -42,9 +42,9 @@ from epvi.models import logistic
 NUM_ROWS = 5_000_000
 SCORED = 50_000
 PROCESSES = 2
-# Wall times, and EPVI_refined, are of this number of components; wall times without --full of these numbers of shards.
+# Wall times and EPVI_refined are measured at this K only; without --full, wall times at these M only.
 OF_K, QUICK_WALLS = 4, (1, 2, 20)
-# How the wall's clock is drawn beside the paper's.
+# Line style of wall times.
 WALL = {"linestyle": "--", "markerfacecolor": "none"}
 WAYS = ("EPVI_sample", "EPVI_subset", "EPVI_anchored", "EPVI_exact")
 
@@ -62,14 +62,14 @@ def source(said: Said) -> str:
 
 
 def num_rows(said: Said) -> int:
-    """Of simulated ones; real ones are as many as there are."""
+    """Number of simulated rows; 0 for real ones."""
     if source(said) != "simulated":
         return 0
     return said.num_rows or NUM_ROWS
 
 
 def cases(said: Said) -> list[Case]:
-    """Each (M, K) once, whatever the panels are that show it."""
+    """Each (M, K) once, even if several panels show it."""
     common = {"rows": source(said), "num_rows": num_rows(said), "seed": said.seed}
     sizes = dict.fromkeys(size for some in varied(said).values() for size in some)
     return [{**common, "M": m, "K": k} for m, k in sizes]
@@ -94,7 +94,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 
 class Study:
-    """The rows, and what is measured of a posterior of them."""
+    """The rows, and the measurements of every strategy on them."""
 
     def __init__(
         self, model: epvi.Model, fitted: Rows, held_out: Rows, seed: int, walls: tuple[int, ...] | None
@@ -119,17 +119,17 @@ class Study:
             yield {**_clock(way, clock), **self._figures(posterior), **(wall if way == "EPVI_sample" else {})}
         if k != OF_K:
             return
-        # It has no K of its own.
+        # EPVI_refined does not depend on K.
         posterior, clock = refined(self._model, parts, self._seed)
         yield {**_clock("EPVI_refined", clock), **self._figures(posterior), **self._wall(m, k, None)}
 
     def accuracy_alone(self, m: int, k: int) -> Iterator[Row]:
-        """Only what panel (c) shows, without a clock."""
+        """The accuracy only, for panel (c)."""
         posterior = self._job(m, papers(k), product=PRODUCTS["EPVI_sample"], certify=False)
         yield {"strategy": "EPVI_sample", **self._figures(posterior)}
 
     def _nvi(self, k: int) -> Row:
-        """All rows at once, measured once for every K."""
+        """NVI on all rows, measured once for every K."""
         if k not in self._on_all_rows:
             apart = fit_apart(self._model, [self._fitted], papers(k), self._seed)
             clock = Clock(apart.seconds[0], 0.0, 0.0)
@@ -142,14 +142,14 @@ class Study:
         return {"nll": nll, "accuracy": accuracy(posterior, self._held_out, self._seed)}
 
     def _wall(self, m: int, k: int, inference: epvi.NVI | None, **settings: Any) -> Row:
-        """The second of two whole jobs, where M is varied."""
+        """Wall time of the second of two equal calls of `epvi.fit`; empty where it is not measured."""
         if k != OF_K or (self._walls is not None and m not in self._walls):
             return {}
         self._job(m, inference, **settings)
         return {"wall": timed(lambda: self._job(m, inference, **settings), time.perf_counter)[1]}
 
     def _job(self, m: int, inference: epvi.NVI | None, **settings: Any) -> epvi.Posterior:
-        """The whole of it, in one call."""
+        """One call of `epvi.fit`."""
         said: Any = {"shuffle": False, "executor": PROCESSES, "seed": self._seed, "progress": False, **settings}
         return epvi.fit(self._model, self._fitted, m, inference=inference, **said)
 
@@ -160,7 +160,7 @@ def _clock(strategy: str, clock: Clock) -> Row:
 
 
 def accuracy(posterior: epvi.Posterior, rows: Rows, seed: int) -> float:
-    """How many labels the posterior mean of P(y = 1 | x) gets right."""
+    """Fraction of labels predicted right by the posterior mean of P(y = 1 | x)."""
     w = posterior.sample(200, seed=seed)["w"].astype(np.float32)
     right = 0
     for start in range(0, len(rows["y"]), 10_000):
@@ -195,7 +195,7 @@ def draw(rows: list[Row], said: Said) -> Figure:
 
 
 def _likelihoods(axis: Axes, rows: list[Row], panel: str) -> None:
-    """The paper's panel: time across, loss up, a point for each M (or K), numbered."""
+    """The paper's panel: loss against time, with a labelled point for each M (or K)."""
     for strategy, mine in by_strategy(rows).items():
         mine = mine[:1] if strategy == "NVI" and panel == "M" else mine
         line(axis, strategy, [row["seconds"] for row in mine], [row["nll"] for row in mine])
@@ -211,7 +211,7 @@ def _likelihoods(axis: Axes, rows: list[Row], panel: str) -> None:
 
 
 def _speeds(axis: Axes, rows: list[Row], panel: str) -> None:
-    """NVI's seconds over a strategy's, by the paper's clock and by the wall's."""
+    """Speed-up over NVI, by the paper's clock and by wall time."""
     found = by_strategy(rows)
     for strategy in ("EPVI_sample", "EPVI_refined") if panel == "M" else ("EPVI_sample",):
         for clock, name, look in (("seconds", "paper's clock", {}), ("wall", "wall of two cores", WALL)):
@@ -244,7 +244,7 @@ def _accuracies(axis: Axes, rows: list[Row]) -> None:
 
 
 def _clocks(axis: Axes, rows: list[Row]) -> None:
-    """What the paper's clock is made of."""
+    """The parts of the time by the paper's clock."""
     highest = clock_bars(axis, [int(row["M"]) for row in rows], lambda part: [float(row[part]) for row in rows])
     axis.set_ylim(0, 1.2 * highest)
     axis.legend(fontsize=8, loc="upper center", ncols=3)
@@ -266,7 +266,7 @@ def report(rows: list[Row]) -> list[str]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", choices=("simulated", "ten-thousand"), default="simulated")
-    parser.add_argument("--susy", type=Path, help="UCI's SUSY.csv.gz: real rows in the place of simulated ones")
+    parser.add_argument("--susy", type=Path, help="UCI's SUSY.csv.gz: real rows instead of simulated ones")
     parser.add_argument("--num-rows", type=int, default=None, help="simulated rows (5,000,000, as in the paper)")
 
 

@@ -1,11 +1,11 @@
-"""Figure 4: two ways to sample the product beside all of its components, in held-out likelihood and in time.
+"""Figure 4: sampled products against the exact product, in held-out likelihood and in time.
 
 Run: python experiments/figure4.py [--full] [--seed 0]
 
 The shards' fits are as in Figure 3 (K spherical components each, hierarchical logistic regression), of 27,720 rows.
-(a)-(b) M varied at K = 4, (c)-(d) K varied at M = 6, up to the last sizes whose components fit in memory. R = 500 for
-the chain and for pairs. Dotted lines are the paper's formulas in plain NumPy, one component after the other, as far as
-that takes a few seconds: where the exact product explodes is a matter of the code as well.
+(a)-(b) M varied at K = 4, (c)-(d) K varied at M = 6, up to the largest sizes whose components fit in memory. R = 500
+for the chain and for pairs. Dotted lines are the paper's formulas in plain NumPy, one component after the other, up to
+sizes that take a few seconds: from which size on the exact product is too slow also depends on the code.
 """
 
 from collections.abc import Callable
@@ -25,15 +25,17 @@ from matplotlib.figure import Figure
 import epvi
 from epvi.models import logistic
 
-# As many rows as 2 to 12 shards can share evenly, so that all shards of a size are compiled once.
+# Rows to fit, divisible by 2 to 12 so that all shards of a product have the same size and share compiled programs; and
+# held-out rows.
 FITTED, SCORED = 27_720, 10_000
+# Largest product that the plain loops enumerate.
 MOST_BY_LOOP = 50_000
 PLAIN = {"EPVI_exact": "EPVI_exact, plain loops", "EPVI_sample": "EPVI_sample, plain loops"}
 WAYS = ("EPVI_exact", "EPVI_sample", "EPVI_subset", "EPVI_anchored")
 
 
 def varied(said: Said) -> dict[str, list[tuple[int, int]]]:
-    """(M, K) of each pair of panels; the last of both is the last that `Exact` takes."""
+    """(M, K) of each pair of panels, up to the largest that `Exact` accepts."""
     shards = range(2, 12) if said.full else (2, 4, 6, 8, 11)
     components = range(2, 13) if said.full else (2, 4, 8, 12)
     return {"M": [(m, 4) for m in shards], "K": [(6, k) for k in components]}
@@ -65,7 +67,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 
 def by_loops(fits: list[epvi.ShardFit], num_components: int) -> list[Row]:
-    """The seconds of plain code; the chain has the burn-in that epvi's has."""
+    """Seconds of the plain implementation; its chain has the same burn-in as epvi's."""
     means = np.stack([np.asarray(fit.mixture.means) for fit in fits])
     shards = means, np.stack([np.asarray(fit.mixture.covariances()) for fit in fits])
     burn_in = PRODUCTS["EPVI_sample"].burn_in * len(fits)

@@ -1,16 +1,17 @@
-"""Figure 5: topographic latent source analysis (TLSA), held-out negative log-likelihood against time.
+"""Figure 5: topographic latent source analysis (TLSA): held-out negative log-likelihood against time.
 
 Run: python experiments/figure5.py [--full] [--num-rows 1000] [--seed 0]
 
-(a) M shards varied, (b) K components, (c) L sources; the others are M = 5, K = 4, L = 3 (the paper does not say its
-own). Rows are simulated from the model as in the paper: 1,000 of 50 columns on a grid in the unit square, 5 covariates,
-τ = 1, σ_w² = 5, ρ = 1, a tenth held out. Losses are shown above that of the true parameters: means over several sets of
-rows, with every set as a faint point. Times are the paper's clock (lab/strategies.py). EPVI_refined is dear (all its
-fits, and up to ten rounds): without --full it is measured at M = 5 only, and the fourth panel has the first set only.
+(a) varies the number M of shards, (b) K of components, (c) L of sources; the others are M = 5, K = 4, L = 3 (the paper
+does not give its values). Rows are simulated from the model as in the paper: 1,000 of 50 columns on a grid in the unit
+square, 5 covariates, τ = 1, σ_w² = 5, ρ = 1, a tenth held out. Losses are differences from that of the true parameters:
+means over several data sets, with every data set as a faint point. Times are by the paper's clock (lab/strategies.py).
+EPVI_refined is expensive (its fits, and up to ten rounds): without --full it is measured at M = 5 only, and the fourth
+panel on the first data set only.
 
-A fourth panel shows what the order of the sources does to the product: they are exchangeable, and the paper says
-nothing of it. epvi gives all shards the same starts and aligns the sources before it multiplies. The table also has the
-product of full covariances in the place of spherical ones, at M = 5, K = 4, L = 3.
+The fourth panel shows the effect of label switching on the product: the sources are exchangeable, which the paper does
+not mention. epvi starts all shards at the same points and aligns the sources before it multiplies. The table also has
+the product of full instead of spherical covariances, at M = 5, K = 4, L = 3.
 """
 
 import argparse
@@ -46,7 +47,7 @@ from epvi.models.tlsa import EXCHANGEABLE
 NUM_ROWS, NUM_COLUMNS, NUM_COVARIATES = 1_000, 50, 5
 BASE = {"M": 5, "K": 4, "L": 3}
 QUICK_REPLICATES, FULL_REPLICATES = 2, 5
-# Full covariances, and without --full EPVI_refined, are measured at this size only.
+# Size at which full covariances are measured, and without --full EPVI_refined.
 MIDDLE = (5, 4, 3)
 
 LABELS = {
@@ -55,7 +56,7 @@ LABELS = {
     OWN_STARTS: ("own starts, aligned", ORANGE, "^", "-"),
     OWN_STARTS_UNALIGNED: ("own starts, not aligned", VERMILION, "v", "--"),
 }
-# Ticks of the axis of losses.
+# Ticks of the loss axis.
 EXCESSES = (0, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 Size = tuple[int, int, int]
 
@@ -73,7 +74,7 @@ def _size(of: Any) -> Size:
 
 
 def cases(said: Said) -> list[Case]:
-    """Each (M, K, L) once for every set of rows, whatever the panels are that show it."""
+    """Each (M, K, L) once for every data set, even if several panels show it."""
     common = {"num_rows": said.num_rows, "seed": said.seed}
     replicates = FULL_REPLICATES if said.full else QUICK_REPLICATES
     sizes = dict.fromkeys(size for some in varied(said).values() for size in some)
@@ -85,7 +86,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 
 class Measuring:
-    """Measures cases; what several of them share (NVI of all rows, EPVI_refined, which has no K) it measures once."""
+    """Measures cases; measurements that cases share (NVI on all rows, EPVI_refined for all K) are made once."""
 
     def __init__(self, said: Said) -> None:
         self._said = said
@@ -134,7 +135,7 @@ class Measuring:
 
 
 def loss_of_truth(truth: dict[str, Any], places: np.ndarray, rows: dict[str, np.ndarray]) -> float:
-    """The negative log-likelihood per row of the parameters that made the rows, at τ = 1."""
+    """The negative log-likelihood per row at the true parameters, at τ = 1."""
     distances = ((places[None] - truth["centres"][:, None]) ** 2).sum(-1)
     mean = rows["x"] @ truth["weights"].T @ np.exp(-distances / truth["widths"][:, None])
     return float(0.5 * np.mean(np.sum((rows["y"] - mean) ** 2, axis=1)) + 0.5 * len(places) * np.log(2 * np.pi))
@@ -165,13 +166,13 @@ def draw(rows: list[Row], said: Said) -> Figure:
 
 
 def means(rows: list[Row], by: str, what: str) -> tuple[list[int], list[float]]:
-    """The values of a setting, and the mean of what was measured at each, where it was."""
+    """The values of a setting, and the mean measurement at each."""
     values = list(dict.fromkeys(int(row[by]) for row in rows if what in row))
     return values, [float(np.mean([float(row[what]) for row in rows if what in row and row[by] == v])) for v in values]
 
 
 def _losses(axis: Axes, rows: list[Row], panel: str) -> None:
-    """The paper's panel: time across, loss up, a point for each value, numbered."""
+    """The paper's panel: loss against time, with a labelled point for each value."""
     for strategy, mine in by_strategy(rows).items():
         measured = [row for row in mine if "nll" in row]
         if strategy not in MARKS or not measured:
@@ -196,7 +197,7 @@ def _losses(axis: Axes, rows: list[Row], panel: str) -> None:
 
 
 def _excess(axis: Axes) -> None:
-    """Linear about nought, where a hundred held-out rows cannot tell losses apart; logarithmic above."""
+    """A loss axis: linear near zero, where a hundred held-out rows do not resolve losses, and logarithmic above."""
     axis.set_yscale("symlog", linthresh=0.1, linscale=1.5)
     axis.set_yticks(EXCESSES, [f"{value:g}" for value in EXCESSES])
     axis.minorticks_off()
@@ -205,7 +206,7 @@ def _excess(axis: Axes) -> None:
 
 
 def _speeds(axis: Axes, rows: list[Row], panel: str) -> None:
-    """NVI's seconds over a strategy's, of the same rows; geometric means."""
+    """Speed-up over NVI on the same rows; geometric means."""
     nvi = {(row["replicate"], row["K"], row["L"]): float(row["seconds"]) for row in by_strategy(rows)["NVI"]}
     for strategy in ("EPVI_sample", "EPVI_refined"):
         mine = [row for row in by_strategy(rows).get(strategy, []) if "seconds" in row]
@@ -246,7 +247,7 @@ def _labels(axis: Axes, rows: list[Row]) -> None:
 
 
 def _clocks(axis: Axes, rows: list[Row]) -> None:
-    """What the paper's clock is made of, beside NVI's."""
+    """The parts of the time by the paper's clock, and the time of NVI."""
     mine = by_strategy(rows)["EPVI_sample"]
     highest = clock_bars(axis, means(mine, "M", "local")[0], lambda part: means(mine, "M", part)[1])
     nvi = means(by_strategy(rows)["NVI"], "K", "seconds")[1][0]

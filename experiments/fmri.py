@@ -2,14 +2,14 @@
 
 Run: EPVI_DATA=folder python experiments/fmri.py [--full] [--sources 3] [--seed 0]
 
-The folder holds fmri/haxby_sub001_25mm.npz; without it nothing is done. Each run's volumes are freed from slow drifts
-(quadratic) and every voxel is brought to unit variance, by the run's own rows. Covariates are a constant and one
-indicator for each of eight kinds of pictures; rest has none. Places are voxels in the unit box, one scale for all three
-directions. The last run is held out. Losses are compared with that of no sources at all, and of least squares for
-every voxel by itself, which knows nothing of space. EPVI_refined takes minutes, and is measured with --full.
+The folder holds fmri/haxby_sub001_25mm.npz; without it nothing is done. Within each run, slow (quadratic) drifts are
+removed and every voxel is scaled to unit variance. Covariates are a constant and one indicator for each of eight kinds
+of pictures; rest has none. Places are voxel positions in the unit box, with one scale for all three directions. The
+last run is held out. Losses are compared with that of no sources, and with least squares for every voxel separately,
+which ignores space. EPVI_refined takes minutes and is measured only with --full.
 
-The degree of the drifts and the delay of the indicators (none) are the best of twelve for least squares on the held-out
-run itself: compare strategies with each other, and take no loss here for one on fresh data.
+The degree of the drifts and the delay of the indicators (none) were chosen among twelve settings by least squares on
+the held-out run itself. So compare strategies with each other; the losses are not estimates for new data.
 """
 
 import argparse
@@ -33,21 +33,21 @@ from epvi.models import tlsa
 from epvi.models.tlsa import EXCHANGEABLE
 
 K = 2
-# Widths λ are squared lengths in units of the box: a tenth is a radius of a third of the head.
+# Prior rate of the widths λ, which are squared lengths in units of the box: λ = 0.1 is a radius of a third of the head.
 RHO = 10.0
-# Whose sources are drawn, and in which colour.
+# Strategies whose sources are drawn, and their colours.
 DRAWN = {"NVI": BLACK, "EPVI_anchored": PURPLE}
 VIEWS = (("from the side", 1, 2), ("from above", 0, 1))
 DIRECTIONS = ("across the head", "back to front", "bottom to top")
 
 
 class Scans(NamedTuple):
-    """Rows of all runs, the voxels' places in the unit box, and how many mm the box is long."""
+    """The scans of all runs."""
 
     rows: Rows
-    runs: np.ndarray
-    places: np.ndarray
-    length: float
+    runs: np.ndarray  # run of each row
+    places: np.ndarray  # voxel positions in the unit box
+    length: float  # side of the box in mm
 
     def of(self, chosen: np.ndarray) -> Rows:
         return {name: column[chosen] for name, column in self.rows.items()}
@@ -78,7 +78,7 @@ def _without_drift(volumes: np.ndarray) -> np.ndarray:
 
 
 def cases(said: Said) -> list[Case]:
-    """One for each way to go about it, so that what is done is kept; the last one takes minutes."""
+    """One case per group of strategies, so that finished ones are kept; the last takes minutes."""
     return [
         {"L": said.sources, "K": K, "seed": said.seed, "way": way}
         for way in list(MEASURES)[: None if said.full else -1]
@@ -96,7 +96,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 
 def without_space(study: Study, parts: list[Rows]) -> Iterator[Row]:
-    """What losses are compared with."""
+    """The baselines."""
     x, y = study.fitted["x"], study.fitted["y"]
     nll = loss(study.held_out, study.held_out["x"] @ np.linalg.lstsq(x, y, rcond=None)[0])
     yield {"strategy": "no sources", "nll": study.floor, "excess": 0.0}
@@ -104,7 +104,7 @@ def without_space(study: Study, parts: list[Rows]) -> Iterator[Row]:
 
 
 def all_rows(study: Study, parts: list[Rows]) -> Iterator[Row]:
-    """NVI, and the sources that it found."""
+    """NVI on all rows, and its sources."""
     whole = fit_apart(study.model, [study.fitted], papers(K), study.seed)
     posterior = alone(whole.fits[0])
     yield study.row("NVI", Clock(whole.seconds[0], 0.0, 0.0), posterior)
@@ -112,14 +112,14 @@ def all_rows(study: Study, parts: list[Rows]) -> Iterator[Row]:
 
 
 def shards(study: Study, parts: list[Rows]) -> Iterator[Row]:
-    """Products, and the sources that one of them found."""
+    """The products, and the sources of one of them."""
     apart = study.apart(parts, K)
     yield from study.products(apart, ("EPVI_sample", "EPVI_anchored"))
     yield from found(multiplied(apart, "EPVI_anchored", study.seed)[0], "EPVI_anchored", study.seed)
 
 
 def rounds(study: Study, parts: list[Rows]) -> Iterator[Row]:
-    """epvi as it comes."""
+    """epvi's defaults."""
     yield study.refined(parts)
 
 
@@ -127,7 +127,7 @@ MEASURES = {"without space": without_space, "all rows": all_rows, "shards": shar
 
 
 def found(posterior: epvi.Posterior, strategy: str, seed: int) -> Iterator[Row]:
-    """Posterior means of each source's place and width, and the size of its weights."""
+    """Posterior means of each source's centre and width, and the root mean square of its weights."""
     draws = posterior.sample(200, seed=seed)
     for i in range(draws["widths"].shape[1]):
         place = draws["centres"][:, i].mean(0)
@@ -174,7 +174,7 @@ def _losses(axis: Axes, rows: list[Row]) -> None:
 
 
 def _voxels(axis: Axes, sources: list[Row], view: tuple[str, int, int]) -> Any:
-    """Voxels, as dark as pictures change them at most along the line of sight, and circles of radius √λ."""
+    """Voxels, darker where pictures have a larger effect (largest along the line of sight); circles of radius √λ."""
     name, across, up = view
     made = scans()
     rows = made.of(made.fitted)

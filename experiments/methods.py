@@ -1,12 +1,13 @@
-"""Every way to combine posteriors on one axis: how far from long NUTS runs on all rows, against the number of shards.
+"""All methods of combining posteriors: errors against long NUTS runs on all rows, by the number of shards.
 
 Run: python experiments/methods.py [--full] [--seed 0]
 
 Two logistic regressions on 2,000 rows with 8 correlated columns: one with a Gaussian prior, where the methods that need
 one apply too, and the paper's hierarchical one. NUTS draws 1,000 times from every shard's subposterior (and, for the
-exponential family, from its posterior with the full prior), and `epvi.combine_draws` combines; all shards and all
-methods have the same rows. A method that refuses, or that doubts its answer, is marked. Errors are the worst over all
-parameters, in their constrained units: of means in sds of the reference, of sds as the lowest and highest ratio.
+exponential family, from its posterior with the full prior), and `epvi.combine_draws` combines the draws. All methods
+have the same rows in the same shards. Answers that a method itself reports as not usable are marked. Errors are the
+worst over all parameters, in constrained coordinates: of means in sds of the reference, of sds as the lowest and the
+highest ratio.
 """
 
 import functools
@@ -37,7 +38,7 @@ from epvi.models.logistic import SmoothBernoulli
 Rows = dict[str, np.ndarray]
 
 PER_SHARD = Lengths(500, 1000, 1)
-# Of the rows; the seed that is said is that of the methods.
+# Seed of the rows; --seed is that of the methods.
 ROWS_SEED = 2
 PRIOR_SD = 2.0
 NUM_DRAWS = 20_000
@@ -77,17 +78,17 @@ LOOKS = {
     "EPVI, full covariance": Mark(BLUE, "p", "--"),
     "EPVI_refined": MARKS["EPVI_refined"],
 }
-# A ring around what a method itself says not to use as it is.
+# A ring around answers that the method itself reports as not usable.
 DOUBTED: Any = {"s": 110, "facecolors": "none", "edgecolors": VERMILION, "linewidths": 1.2}
 
 
 class Task(NamedTuple):
-    """A model, the rows, where NUTS begins, and the reference's moments by scalar."""
+    """A posterior to approximate."""
 
     model: epvi.Model
     rows: Rows
-    start: Rows
-    moments: dict[str, tuple[float, float]]
+    start: Rows  # where NUTS starts
+    moments: dict[str, tuple[float, float]]  # mean and sd of the reference, by scalar
 
 
 def cases(said: Said) -> list[Case]:
@@ -117,7 +118,7 @@ def _task(name: str, lengths: Lengths) -> Task:
 
 
 def _combined(task: Task, m: int, seed: int) -> Iterator[Row]:
-    """NUTS on every shard, and all that combines draws."""
+    """NUTS on every shard, and the methods that combine draws."""
     sampler = Sampler(task.model, task.rows, task.start, PER_SHARD)
     keys = jax.random.split(jax.random.key(seed), m)
     parts = shards_of(task.rows, m, seed)
@@ -143,7 +144,7 @@ def _by_draws(task: Task, name: str, draws: list[np.ndarray], method: Any, space
 
 
 def _fitted(task: Task, m: int, seed: int) -> Iterator[Row]:
-    """epvi's own ways: the paper's family, full covariances, and with refinement."""
+    """epvi's own fits: the paper's family, full covariances, and with refinement."""
     for name, settings in FITTED.items():
         made = epvi.fit(task.model, task.rows, m, executor=2, seed=seed, progress=False, **settings)
         trusted = made.product.status.ok if made.certificate is None else made.certificate.verdict != "do not trust"

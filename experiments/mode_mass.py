@@ -1,9 +1,9 @@
-"""How much of the product's mode mass each way to multiply misses, against the number M of shards.
+"""Error of the mode masses by product method, against the number M of shards.
 
 Run: python experiments/mode_mass.py [--full] [--seed 0]
 
-Every shard has two modes at ±2 sd in d = 10 dimensions and weighs them its own way; their product has about 0.7 of its
-mass in one of them, which a one-dimensional integral tells exactly (benchmarks/modes.py). 500 components are kept.
+Every shard has two modes at ±2 sd in d = 10 dimensions, with weights of its own; their product has about 0.7 of its
+mass in one of them, which a one-dimensional integral gives exactly (benchmarks/modes.py). 500 components are kept.
 --full has four times the seeds, and more M.
 """
 
@@ -53,11 +53,11 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 @dataclasses.dataclass(frozen=True)
 class Misses:
-    """One way's errors at one M: all of them, and how often the way itself said that it can be trusted."""
+    """The errors of one product method at one M."""
 
     m: int
-    errors: np.ndarray
-    trusted: float
+    errors: np.ndarray  # by seed
+    trusted: float  # fraction of seeds whose status was ok
 
 
 def by_way(rows: list[Row]) -> dict[str, list[Misses]]:
@@ -90,7 +90,7 @@ def draw(rows: list[Row], said: Said) -> Figure:
 
 
 def _draw_way(axis: Axes, way: str, some: list[Misses], shift: float) -> None:
-    """Means on a line, the seeds as dots around it, a little beside the other ways'."""
+    """The means as a line and single seeds as dots, shifted a little against the other methods."""
     color, marker, linestyle = MARKS[way]
     means = [one.errors.mean() for one in some]
     axis.plot([shift * one.m for one in some], means, color=color, marker=marker, linestyle=linestyle, label=way)

@@ -1,4 +1,4 @@
-"""Put what was reproduced where readers find it: figures into docs/images/study, claims into experiments/README.md.
+"""Copy the results of `make reproduce` into the docs: figures to docs/images/study, claims to experiments/README.md.
 
 Run: python experiments/publish.py [--out reproduced/quick]   (after `make reproduce`)
 """
@@ -16,7 +16,7 @@ BEGIN, END = "<!-- claims -->\n", "<!-- end of claims -->\n"
 
 
 def with_claims(page: str, claims: str) -> str:
-    """The page with this table between its two marks."""
+    """The page with this table between its two markers."""
     before, rest = page.split(BEGIN)
     _, after = rest.split(END)
     return f"{before}{BEGIN}{claims}{END}{after}"

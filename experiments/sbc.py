@@ -1,9 +1,9 @@
-"""Simulation-based calibration (Talts et al. 2018) of the whole job: fit, combine, certify, refine.
+"""Simulation-based calibration (Talts et al. 2018) of the whole pipeline: fit, combine, certify, refine.
 
-Run: python experiments/sbc.py [--quick]. Parameters are drawn from the prior, rows from the parameters, and the
-posterior of those rows is computed with epvi's defaults: over many data sets the rank of the true value among draws of
-the posterior is uniform. Data sets that are done are kept in the work folder, and only those that are missing are run.
-Prints a chi-square test for every parameter, and draws the ranks with the band that holds 99 % of a uniform's bins.
+Run: python experiments/sbc.py [--quick]. Parameters are drawn from the prior, rows given the parameters, and the
+posterior of these rows is computed with epvi's defaults. If it is right, the rank of the true value among posterior
+draws is uniform over data sets. Finished data sets are kept in the work folder, and only missing ones are run. Prints a
+chi-square test for every parameter, and draws the ranks with a band that contains 99 % of the bins of uniform ranks.
 """
 
 import argparse
@@ -20,24 +20,24 @@ import epvi
 from epvi.models import logistic, simulate_logistic
 
 ROOT = Path(__file__).parents[1]
-# Gamma(a, b) of alpha: prior draws of w give labels of both kinds.
+# Prior Gamma(a, b) of alpha, chosen so that data sets drawn from the prior have labels of both kinds.
 A, B = 2.0, 2.0
 COLUMNS, ROWS, SHARDS = 3, 500, 5
-# Draws of the posterior among which the truth is ranked: 100 ranks in bins of five.
+# Posterior draws per data set, for 100 possible ranks in 20 bins of five.
 DRAWS, BINS = 99, 20
 NAMES = ["alpha", *(f"w[{i}]" for i in range(COLUMNS))]
 FAILED = "refused"
 
 
 class Done(NamedTuple):
-    """What became of one data set: the verdict (or a refusal) and the rank of every true value."""
+    """The result of one data set: the verdict (or an error message), and the rank of every true value."""
 
     verdict: str
     ranks: list[int]
 
 
 def run(model: epvi.Model, number: int, seed: int, executor: int) -> Done:
-    """One data set, from the prior to the ranks."""
+    """Simulate one data set and rank its true values."""
     rng = np.random.default_rng([seed, number])
     alpha = float(rng.gamma(A, 1 / B))
     rows, truth = simulate_logistic(ROWS, COLUMNS, alpha=alpha, intercept=True, seed=int(rng.integers(2**31)))
@@ -52,7 +52,7 @@ def run(model: epvi.Model, number: int, seed: int, executor: int) -> Done:
 
 
 def read(file: Path) -> dict[int, Done]:
-    """What is in the work folder already."""
+    """The data sets that are finished."""
     if not file.exists():
         return {}
     with file.open(newline="") as lines:
@@ -66,7 +66,7 @@ def append(file: Path, number: int, done: Done) -> None:
 
 
 def histograms(ranks: np.ndarray) -> np.ndarray:
-    """How many ranks of each parameter are in each bin."""
+    """Counts of ranks by parameter and bin."""
     edges = np.linspace(0, DRAWS + 1, BINS + 1)
     return np.stack([np.histogram(column, edges)[0] for column in ranks.T])
 

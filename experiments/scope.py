@@ -1,7 +1,7 @@
-"""What became of the limits that the paper names (its section 3.4): epvi beside exact posteriors, in six panels.
+"""The limitations that the paper names in its section 3.4: epvi against exact posteriors, in six panels.
 
-Run: python experiments/scope.py [--seed 0] [--out docs/images/scope.png]. Prints a table and draws one picture, in a
-minute or two and without data from elsewhere; docs/scope.md says what is to be seen. "One round" is `certify=False`.
+Run: python experiments/scope.py [--seed 0] [--out docs/images/scope.png]. Prints a table and draws one figure, in a
+minute or two and without external data; docs/scope.md explains the results. "One round" is `certify=False`.
 """
 
 import argparse
@@ -29,13 +29,13 @@ SPARSE = [0.6, 0.25, 0.145, 0.005, 0.0]
 
 
 class Line(NamedTuple):
-    """One line of the table: a way to fit a case, measured against the exact posterior."""
+    """One line of the table: the errors of one fit of a case against the exact posterior."""
 
     case: str
-    way: str
-    means: np.ndarray
-    sds: np.ndarray
-    verdict: str
+    way: str  # settings of the fit
+    means: np.ndarray  # errors in exact sds
+    sds: np.ndarray  # ratios to the exact ones
+    verdict: str  # of the certificate
 
     def told(self) -> str:
         worst, ratios = np.max(np.abs(self.means)), f"{np.min(self.sds):.3f}-{np.max(self.sds):.3f}"
@@ -50,13 +50,13 @@ def measured(case: str, way: str, posterior: epvi.Posterior, exact: Exact, **of:
 
 
 def fitted(model: epvi.Model, rows: dict[str, np.ndarray], shards: int, **settings: Any) -> epvi.Posterior:
-    """Many small models on few rows: one process that compiles each of them once is faster than several."""
+    """Fit in this process: for many small models, compiling each of them once is faster than worker processes."""
     with ThreadPoolExecutor(1) as executor:
         return epvi.fit(model, rows, shards, executor=executor, progress=False, **settings)
 
 
 def both(model: epvi.Model, rows: dict[str, np.ndarray], shards: int, **settings: Any) -> dict[str, epvi.Posterior]:
-    """The product of the shards' fits, and the posterior as it comes."""
+    """The product of the shards' fits, and the posterior with epvi's defaults."""
     return {
         ROUND: fitted(model, rows, shards, certify=False, **settings),
         REFINED: fitted(model, rows, shards, **settings),
@@ -71,7 +71,7 @@ def discrete(panel: Axes, seed: int) -> list[Line]:
     found = both(epvi.Model(cases.signal), rows, 6)
     for (way, posterior), colour, dash in zip(found.items(), (ORANGE, BLUE), ("-", "--"), strict=True):
         lines.append(measured("discrete: allocation summed out, M = 6", way, posterior, exact))
-        # The density of logit(share), as a density of the share.
+        # Convert the density of logit(share) to a density of the share.
         density = np.exp(posterior.log_density({"share": x, "shift": y})) / (x * (1 - x))
         panel.contour(share, shift, density.T, levels=around(density), colors=colour, linestyles=dash)
         panel.plot([], [], color=colour, linestyle=dash, label=way)
@@ -85,13 +85,13 @@ def discrete(panel: Axes, seed: int) -> list[Line]:
 
 
 def around(density: np.ndarray) -> np.ndarray:
-    """The heights of the contours around 95 % and 50 % of the mass."""
+    """Levels of the highest-density contours around 95 % and 50 % of the mass."""
     highest = np.sort(density, axis=None)[::-1]
     return highest[np.searchsorted(np.cumsum(highest), np.array([0.95, 0.5]) * np.sum(highest))]
 
 
 def model_choice(seed: int) -> Line:
-    """A discrete parameter of all rows: fitted once for each of its values, and weighed by the evidence."""
+    """A discrete parameter shared by all rows: one fit for each of its values, weighted by the evidence."""
     rows = cases.simulate_linear(300, 0.0, [1.0, 1.0], seed)
     rows["y"] = np.random.default_rng(seed).normal(rows["x"] @ np.array([1.0, 0.18]))
     values = [np.array([1.0, 0.0]), np.array([1.0, 1.0])]
@@ -162,7 +162,7 @@ def by_family(case: str, rows: dict[str, np.ndarray]) -> tuple[list[Line], dict[
 
 
 def ellipse(panel: Axes, mean: np.ndarray, covariance: np.ndarray, **style: Any) -> None:
-    """Around 95 % of a Gaussian in two dimensions."""
+    """The 95 % ellipse of a Gaussian in two dimensions."""
     values, vectors = np.linalg.eigh(covariance)
     long, short = 2 * np.sqrt(5.991 * values[::-1])
     angle = np.degrees(np.arctan2(vectors[1, 1], vectors[0, 1]))
@@ -210,7 +210,7 @@ def labels(panel: Axes, seed: int) -> list[Line]:
         model = epvi.Model(cases.mixture, num_parts=len(centres), exchangeable=groups)
         found = both(model, rows, 6)
         for way, posterior in found.items():
-            # Where labels are exchangeable any order is the posterior; else all orders together are.
+            # For exchangeable labels one order represents the posterior; else it is the mixture of all orders.
             order = np.argsort(np.argsort(posterior.summary().mean))
             exact = Exact(ordered.mean[order], ordered.sd[order]) if groups else cases.in_any_order(ordered)
             lines.append(measured(f"labels: {name}, M = 6", way, posterior, exact))

@@ -1,6 +1,6 @@
-"""The six limits that the paper names in its section on scope, as small models whose posteriors are known exactly.
+"""Small models with exact posteriors for the six limitations that the paper names in its section on scope.
 
-Each case is a NumPyro model, a simulator and the exact posterior: conjugate, on a grid, or by importance sampling.
+Each case has a NumPyro model, a simulator and the exact posterior: conjugate, on a grid, or by importance sampling.
 """
 
 from collections.abc import Callable
@@ -15,13 +15,13 @@ from scipy import special, stats
 
 
 class Exact(NamedTuple):
-    """Means and sds of the quantities that a case is about."""
+    """Exact means and sds of the quantities of a case."""
 
     mean: np.ndarray
     sd: np.ndarray
 
 
-# Discrete: a row is signal or background, and does not say which.
+# Discrete: each row is signal or background, unobserved.
 
 
 def signal(y):
@@ -47,7 +47,7 @@ def simulate_signal(num_rows: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def exact_signal(rows: dict[str, np.ndarray], size: int = 120) -> tuple[np.ndarray, np.ndarray, np.ndarray, Exact]:
-    """The posterior's masses on a grid of shares and shifts, with both axes and the moments."""
+    """Both axes of a grid of shares and shifts, the posterior masses on it, and the moments."""
     share, shift = np.linspace(0.05, 0.7, size), np.linspace(1.0, 3.2, size)
     y = rows["y"]
     log_joint = np.empty((size, size))
@@ -62,7 +62,7 @@ def exact_signal(rows: dict[str, np.ndarray], size: int = 120) -> tuple[np.ndarr
     return share, shift, mass, Exact(mean, np.sqrt(square - mean**2))
 
 
-# The simplex: proportions of categories; the conjugate posterior is a Dirichlet distribution.
+# The simplex: proportions of categories, with a conjugate Dirichlet posterior.
 
 
 def proportions(y, num_categories):
@@ -72,7 +72,7 @@ def proportions(y, num_categories):
 
 
 def sticks(y, num_categories):
-    """The same model: each break of the stick, Beta(1, b), as a quantile of a normal, which has lighter tails."""
+    """The same model by stick breaking: each Beta(1, b) break is a function of a normal, with lighter tails."""
     u = numpyro.sample("u", dist.Normal(0.0, 1.0).expand([num_categories - 1]).to_event(1))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.CategoricalLogits(_log_proportions(u, jnp, log_ndtr)), obs=y)
@@ -99,12 +99,12 @@ def exact_proportions(rows: dict[str, np.ndarray], num_categories: int) -> Exact
     return Exact(mean, np.sqrt(mean * (1 - mean) / (np.sum(a) + 1)))
 
 
-# Infinite dimensions: a function with a Gaussian process prior, by the first of its basis functions on [-REACH, REACH].
+# Infinite dimensions: a function with a Gaussian process prior, by its first basis functions on [-REACH, REACH].
 NOISE, REACH = 0.3, 2.0
 
 
 def features(x: Any, length: float, size: int, xp: Any = jnp) -> Any:
-    """Sines, each scaled by the prior sd of its weight (Solin and Särkkä 2020)."""
+    """Sine basis functions, each scaled by the prior sd of its weight (Solin and Särkkä 2020)."""
     omega = 0.5 * np.pi / REACH * np.arange(1, size + 1)
     density = np.sqrt(2 * np.pi) * length * np.exp(-0.5 * (length * omega) ** 2)
     return xp.sin(omega * (x[:, None] + REACH)) * np.sqrt(density / REACH)
@@ -117,7 +117,7 @@ def smooth(x, y, length, size):
 
 
 def simulate_smooth(num_rows: int, seed: int) -> dict[str, np.ndarray]:
-    """Rows on [-1, 1] with a gap in which there are none."""
+    """Rows on [-1, 1], with a gap without rows."""
     rng = np.random.default_rng(seed)
     x = rng.uniform(-1, 1, num_rows)
     x = np.where((x > 0.1) & (x < 0.5), -x, x)
@@ -125,7 +125,7 @@ def simulate_smooth(num_rows: int, seed: int) -> dict[str, np.ndarray]:
 
 
 def exact_smooth(rows: dict[str, np.ndarray], length: float, at: np.ndarray) -> tuple[Exact, float]:
-    """The Gaussian process on all rows: its function at some places, and the log evidence."""
+    """The Gaussian process posterior given all rows: the function at some points, and the log evidence."""
     x, y = rows["x"], rows["y"]
 
     def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -137,7 +137,7 @@ def exact_smooth(rows: dict[str, np.ndarray], length: float, at: np.ndarray) -> 
     return Exact(across.T @ white, np.sqrt(1 - np.sum(across**2, axis=0))), float(evidence)
 
 
-# Correlations and scales: a linear regression with known noise, whose posterior is Gaussian.
+# Correlations and scales: linear regression with known noise, whose posterior is Gaussian.
 WIDTH = 10.0
 
 
@@ -149,7 +149,7 @@ def linear(x, y, used=1.0):
 
 
 def simulate_linear(num_rows: int, correlation: float, scales: list[float], seed: int) -> dict[str, np.ndarray]:
-    """Columns with these scales and one correlation between any two of them."""
+    """Columns with these scales and the same correlation between any two of them."""
     rng = np.random.default_rng(seed)
     shared, own = rng.normal(size=(num_rows, 1)), rng.normal(size=(num_rows, len(scales)))
     x = (np.sqrt(correlation) * shared + np.sqrt(1 - correlation) * own) * np.array(scales)
@@ -170,7 +170,7 @@ def linear_evidence(rows: dict[str, np.ndarray], used: np.ndarray) -> float:
     return float(-0.5 * white @ white - np.sum(np.log(np.diag(root))) - 0.5 * len(y) * np.log(2 * np.pi))
 
 
-# Label switching: normals that are mixed in equal parts; the order of their means means nothing.
+# Label switching: a mixture of normals with equal weights, whose labels are exchangeable.
 SPREAD = 5.0
 
 
@@ -187,13 +187,13 @@ def simulate_mixture(num_rows: int, centres: list[float], seed: int) -> dict[str
 
 
 def exact_mixture(rows: dict[str, np.ndarray], centres: list[float], seed: int) -> Exact:
-    """The mode with the means in order, by importance sampling around where expectation-maximisation ends."""
+    """The mode with ordered means, by importance sampling around the result of expectation-maximisation."""
     y, mu, precision = rows["y"], np.array(centres), np.ones(len(centres))
     for _ in range(200):
         belongs = special.softmax(-0.5 * (y[:, None] - mu) ** 2, axis=1)
         precision = np.sum(belongs, axis=0) + SPREAD**-2
         mu = belongs.T @ y / precision
-    # Precisions as if the parts were known: wide draws cover what is lost by not knowing them.
+    # These precisions assume known allocations; the wider t proposal covers the additional uncertainty.
     place = {"df": 10, "loc": mu, "scale": 1.3 / np.sqrt(precision)}
     draws = np.asarray(stats.t.rvs(**place, size=(4000, len(mu)), random_state=seed))
     log_joint = np.array([np.sum(np.asarray(special.logsumexp(-0.5 * (y[:, None] - m) ** 2, axis=1))) for m in draws])
@@ -204,7 +204,7 @@ def exact_mixture(rows: dict[str, np.ndarray], centres: list[float], seed: int) 
 
 
 def in_any_order(ordered: Exact) -> Exact:
-    """Moments of every label when all orders of the labels are equally probable."""
+    """Moments of every label if all permutations of the labels are equally probable."""
     mean = np.mean(ordered.mean)
     sd = np.sqrt(np.mean(ordered.sd**2 + ordered.mean**2) - mean**2)
     return Exact(np.full_like(ordered.mean, mean), np.full_like(ordered.sd, sd))

@@ -1,10 +1,10 @@
-"""Accuracy on 10,000 real rows of SUSY by cross-validation, beside scikit-learn's logistic regression.
+"""Accuracy on 10,000 real rows of SUSY by cross-validation, for epvi and scikit-learn's logistic regression.
 
 Run: python experiments/susy_cv.py [--seed 0]. It needs scikit-learn (pip install '.[bench]') and the rows, which are
 susy/susy_10000.npz in the folder that EPVI_DATA names.
 
-Ten folds; columns are standardised by the rows that are fitted, and a column of ones is added. All have the same folds,
-so that differences are told fold by fold; M = 10 shards of 900 rows.
+Ten folds, M = 10 shards of 900 rows. Columns are standardised with the moments of the fitted rows, and a column of ones
+is added. All strategies have the same folds, so that differences are paired.
 """
 
 from collections.abc import Callable
@@ -52,7 +52,7 @@ def measuring(said: Said) -> Callable[[Case], list[Row]]:
 
 
 def by_peer(fitted: Rows, held_out: Rows) -> np.ndarray:
-    """P(y = 1) by scikit-learn with its defaults, which has an intercept of its own."""
+    """P(y = 1) by scikit-learn with its defaults, including its own intercept."""
     from sklearn.linear_model import LogisticRegression  # pyright: ignore[reportMissingImports]
 
     found = LogisticRegression(max_iter=1000).fit(fitted["x"][:, 1:], fitted["y"])
@@ -60,7 +60,7 @@ def by_peer(fitted: Rows, held_out: Rows) -> np.ndarray:
 
 
 def probabilities(posterior: epvi.Posterior, rows: Rows, seed: int) -> np.ndarray:
-    """P(y = 1), averaged over 1,000 draws."""
+    """P(y = 1), averaged over 1,000 posterior draws."""
     w = posterior.sample(1000, seed=seed)["w"]
     return np.mean(1 / (1 + np.exp(-(rows["x"] @ w.T))), axis=1)
 

@@ -1,13 +1,13 @@
 """Heart disease at four hospitals: hierarchical logistic regressions, ordinary NumPyro models.
 
-`x` has the columns of NAMES in that order (cholesterol is last, so that a study can go without it), `site` is the
-hospital's number in SITES, and `num` the diagnosis from 0 to 4, of which only "not 0" means the same everywhere:
+`x` has the columns of NAMES in that order (cholesterol is last, so that a study can leave it out), `site` is the index
+of the hospital in SITES, and `num` the diagnosis from 0 to 4, of which only "not 0" means the same at all hospitals:
 
     τ ~ LogNormal(0, ½),  w_j ~ N(0, τ²),  baseline ~ N(0, 1.5²),  [num > 0] ~ Bernoulli(logit⁻¹(baseline + wᵀx))
 
-Centred, and with a prior of τ that is Gaussian in log τ and keeps away from 0: a hundred rows determine most w_j better
-than τ does, and there is no funnel's neck. Written as w_j = τ z_j the same model has banana-shaped subposteriors, of
-which Gaussians are poor pictures.
+The parametrisation is centred, and the prior of τ is Gaussian in log τ and avoids 0. A hundred rows determine most w_j
+better than τ does, so the posterior has no funnel. In the non-centred parametrisation w_j = τ z_j the subposteriors are
+banana-shaped, and Gaussians approximate them poorly.
 """
 
 from typing import Any
@@ -21,12 +21,12 @@ SITES = ("cleveland", "hungarian", "switzerland", "va")
 
 
 def one_baseline(x: Any, num: Any = None) -> None:
-    """All hospitals alike: one baseline."""
+    """One baseline for all hospitals."""
     _diagnoses(numpyro.sample("baseline", _BASELINE), x, num)
 
 
 def baseline_per_site(x: Any, site: Any, num: Any = None) -> None:
-    """A baseline for each hospital. Every shard has all four, and its rows tell of one of them."""
+    """A baseline for each hospital. Every shard has all four as parameters; its rows are informative about one."""
     baselines = jnp.stack([numpyro.sample(f"baseline_{name}", _BASELINE) for name in SITES])
     _diagnoses(baselines[site], x, num)
 

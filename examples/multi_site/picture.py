@@ -1,4 +1,4 @@
-"""A forest plot: what each hospital's file says alone, and what all four say together."""
+"""A forest plot of each hospital's fit alone and of the combined posterior."""
 
 from pathlib import Path
 
@@ -26,12 +26,12 @@ WORDS = {
     "w_oldpeak": "ST depression, by one sd",
     **{f"baseline_{name}": f"baseline, {name}" for name in SITES},
 }
-# From the mean to either end of an interval of 90 %, in sds.
+# Half width of a 90 % interval of a normal distribution, in sds.
 NINETY = 1.645
 
 
 def draw(posterior: epvi.Posterior, path: Path, nuts: dict[str, np.ndarray] | None = None) -> Path:
-    """Coefficients on the left; on the right baselines, of which each hospital's rows tell of its own."""
+    """Coefficients on the left, baselines on the right; of a hospital's fit only its own baseline is drawn."""
     figure, (left, right) = plt.subplots(
         1, 2, figsize=(11, 6.4), layout="constrained", gridspec_kw={"width_ratios": [3, 2]}
     )

@@ -1,4 +1,4 @@
-"""NUTS on the rows of all sites in one place: what the product of four fits is compared with."""
+"""The reference: NUTS on the pooled rows of all sites."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ WARM_UP, DRAWS, CHAINS = 500, 2000, 2
 
 
 def by_nuts(study: Path, files: list[Path]) -> dict[str, np.ndarray]:
-    """Draws of every parameter, by the study's model on the rows of all files."""
+    """Draws of every parameter of the study's model, given the rows of all files."""
     described = load_study(study)
     columns = described.rows([str(path) for path in files]).read().columns
     with jax.enable_x64(True):
@@ -27,7 +27,7 @@ def by_nuts(study: Path, files: list[Path]) -> dict[str, np.ndarray]:
 
 
 def compare(posterior: epvi.Posterior, draws: dict[str, np.ndarray]) -> str:
-    """A table of unconstrained coordinates: NUTS, how many of its sds the mean is off, and the ratio of sds."""
+    """A table of unconstrained coordinates: mean and sd by NUTS, error of the mean in sds, and ratio of sds."""
     theta = np.asarray(posterior.space.unconstrain({one.name: draws[one.name] for one in posterior.space.parameters}))
     mean, sd = theta.mean(axis=0), theta.std(axis=0)
     off, ratio = (np.asarray(posterior.mixture.mean()) - mean) / sd, np.asarray(posterior.mixture.sd()) / sd

@@ -1,10 +1,10 @@
-"""All roles of a study at four hospitals, each in its own folder, with the commands that people would type.
+"""Run a study at four hospitals: the commands of every site and of the centre, each in its own folder.
 
-    python run.py                          a made-up table
-    python run.py --table heart.csv        the UCI table (columns age ... num, and site)
-    python run.py --nuts                   and NUTS on all rows in one place, which no site could run
+    python run.py                          with a simulated table
+    python run.py --table heart.csv        with the UCI table (columns age ... num, and site)
+    python run.py --nuts                   and compare with NUTS on the pooled rows, which no site could run
 
-Commands run in this process, one after the other; what they print is shown as it is. Draws multi_site.png.
+Commands run in this process, one after the other, and their output is shown unchanged. Draws multi_site.png.
 """
 
 import argparse
@@ -29,7 +29,7 @@ MOST_STEPS = 4
 
 
 def run(folder: Path, command: str, show: bool = True) -> str:
-    """Run `epvi command` in a folder, and give what it printed; a refusal is printed too."""
+    """Run `epvi command` in a folder and return its output, error messages included."""
     words = []
     for word in shlex.split(command):
         found = sorted(path.name for path in folder.glob(word)) if "*" in word else []
@@ -48,7 +48,7 @@ def run(folder: Path, command: str, show: bool = True) -> str:
 
 
 def split(table: pd.DataFrame, work: Path) -> None:
-    """A folder for each hospital with its own rows, and one for the centre, which has none."""
+    """Make a folder with its own rows for each hospital, and one without rows for the centre."""
     for name in (*SITES, "centre"):
         (work / name).mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / "model.py", work / name)
@@ -57,7 +57,7 @@ def split(table: pd.DataFrame, work: Path) -> None:
 
 
 def tell_of_columns(work: Path, study: str, show: tuple[str, ...] = ()) -> dict[str, str]:
-    """Every site writes the statistics of its columns; gives what each was told."""
+    """Every site writes the statistics of its columns; returns the output at each site."""
     stem = Path(study).stem
     return {
         name: run(work / name, f"stats {study} --rows rows.csv -o {name}.{stem}.stats.epvi", name in show)
@@ -66,7 +66,7 @@ def tell_of_columns(work: Path, study: str, show: tuple[str, ...] = ()) -> dict[
 
 
 def agree_on_units(work: Path, study: str, show: bool = False) -> None:
-    """Statistics go to the centre, which pools them; the constants go into every site's copy of the study."""
+    """The centre pools the statistics; the constants go into every site's copy of the study."""
     stem = Path(study).stem
     for name in SITES:
         shutil.copy(work / name / f"{name}.{stem}.stats.epvi", work / "centre")
@@ -75,13 +75,13 @@ def agree_on_units(work: Path, study: str, show: bool = False) -> None:
 
 
 def hand_out(work: Path, study: str, text: str) -> None:
-    """Everyone has the same study."""
+    """Write the study into every folder."""
     for name in (*SITES, "centre"):
         (work / name / study).write_text(text)
 
 
 def fit_and_combine(work: Path, study: str, show: bool = False) -> str:
-    """Every site fits its rows and sends one file; gives the centre's conflict report, printed."""
+    """Every site fits its rows and sends one file; prints and returns the centre's conflict report."""
     stem = Path(study).stem
     for name in SITES:
         run(work / name, f"shard {study} --rows rows.csv --shard {name} -o {name}.{stem}.epvi", show)
@@ -91,14 +91,14 @@ def fit_and_combine(work: Path, study: str, show: bool = False) -> str:
 
 
 def mark_zeros(path: Path, column: str) -> None:
-    """What a person does whom the limits have told of an impossible value: mark it as missing."""
+    """Mark zeros as missing, as a person would after the limits have reported an impossible value."""
     rows = pd.read_csv(path)
     rows.loc[rows[column] == 0, column] = float("nan")
     rows.to_csv(path, index=False)
 
 
 def with_cholesterol(work: Path) -> tuple[dict[str, str], str]:
-    """The first draft: what its limits refuse, and what the report says when it has none."""
+    """The first draft: the values that its limits refuse, and the conflict report without limits."""
     print("\n=== 1. The first draft has cholesterol. Its limits refuse what is not cholesterol:")
     hand_out(work, "draft-1.toml", (HERE / "draft-1.toml").read_text())
     refused = tell_of_columns(work, "draft-1.toml", show=SITES)
@@ -110,7 +110,7 @@ def with_cholesterol(work: Path) -> tuple[dict[str, str], str]:
 
 
 def without_cholesterol(work: Path) -> str:
-    """The second draft: the report on one baseline for all."""
+    """The second draft: the conflict report with one baseline for all hospitals."""
     print("\n=== 3. Without cholesterol. VA is told of a blood pressure of 0, and marks it as missing:")
     hand_out(work, "draft-2.toml", (HERE / "draft-2.toml").read_text())
     tell_of_columns(work, "draft-2.toml", show=("va",))
@@ -121,7 +121,7 @@ def without_cholesterol(work: Path) -> str:
 
 
 def the_study(work: Path) -> str:
-    """The study as it is run: a baseline for each hospital."""
+    """The final study, with a baseline for each hospital."""
     print("\n=== 4. The study: a baseline for each hospital.")
     hand_out(work, "study.toml", (HERE / "study.toml").read_text())
     tell_of_columns(work, "study.toml", show=("switzerland",))
@@ -133,7 +133,7 @@ def the_study(work: Path) -> str:
 
 
 def second_round(work: Path) -> Path:
-    """Every site scores the centre's draws, and again after each step, until nothing is left to improve."""
+    """Certify and refine: every site scores the centre's draws in every round, until a step would gain nothing."""
     print("\n=== 5. Can it be trusted? Every site scores draws of the posterior, and the centre refines it.")
     run(work / "centre", "certify study.posterior.epvi --draws draws.epvi")
     posterior, draws = "study.posterior.epvi", "draws.epvi"
@@ -151,7 +151,7 @@ def second_round(work: Path) -> Path:
 
 
 def score(work: Path, draws: str, show: bool) -> None:
-    """Draws go to all sites, and one file comes back from each."""
+    """Send the draws to all sites, and collect one file of scores from each."""
     for name in SITES:
         shutil.copy(work / "centre" / draws, work / name)
         command = f"score study.toml {draws} --rows rows.csv --shard {name} -o scores-{name}.epvi"
@@ -161,7 +161,7 @@ def score(work: Path, draws: str, show: bool) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A study at four hospitals, all roles played.")
-    parser.add_argument("--table", type=Path, help="The UCI heart disease table; a made-up one unless given.")
+    parser.add_argument("--table", type=Path, help="The UCI heart disease table; simulated if not given.")
     parser.add_argument("--work", type=Path, default=Path("multi_site_work"), help="Where the folders are made.")
     parser.add_argument("--nuts", action="store_true", help="Compare with NUTS on all rows in one place.")
     said = parser.parse_args()

@@ -1,8 +1,8 @@
-"""A made-up table with the columns, units and defects of the UCI heart disease data: `python simulate.py heart.csv`.
+"""Simulate a table with the columns, units and defects of the UCI heart disease data: `python simulate.py heart.csv`.
 
-Nobody's data: rows are drawn from round figures below. Planted are four baselines of which Switzerland's is far from
-the others, cholesterol that is 0 where it was not measured (all of Switzerland, a quarter of VA), one blood pressure
-of 0, diagnoses that Hungary writes as 0 and 1 only, and missing values.
+The rows are drawn from the round figures below and describe no real person. They have four baselines, of which
+Switzerland's is far from the others; cholesterol of 0 where it was not measured (all of Switzerland, a quarter of VA);
+one blood pressure of 0; diagnoses that Hungary writes as 0 and 1 only; and missing values.
 """
 
 import sys
@@ -12,20 +12,20 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-# On (age − 54) / 9, sex, chest pain 2 to 4, (trestbps − 132) / 18, (thalach − 138) / 25, exang, oldpeak.
+# Coefficients of (age − 54) / 9, sex, (trestbps − 132) / 18, (thalach − 138) / 25, exang, oldpeak; and of chest pain.
 COEFFICIENTS = {"age": 0.2, "sex": 1.0, "trestbps": 0.1, "thalach": -0.3, "exang": 1.0, "oldpeak": 0.6}
 CHEST_PAIN = np.array([0.0, -0.8, -0.5, 0.9])
 
 
 class Hospital(NamedTuple):
-    """Rows, mean age, men, chest pain of each kind, baseline, and the part of exercise tests that is missing."""
+    """The patients of one hospital."""
 
     rows: int
-    age: float
-    men: float
-    pain: tuple[float, float, float, float]
-    baseline: float
-    missing: float
+    age: float  # mean
+    men: float  # proportion
+    pain: tuple[float, float, float, float]  # proportions of the four kinds of chest pain
+    baseline: float  # log odds of disease
+    missing: float  # proportion of missing exercise tests
 
 
 HOSPITALS = {
@@ -37,7 +37,7 @@ HOSPITALS = {
 
 
 def simulate(seed: int = 0) -> pd.DataFrame:
-    """All rows, with the hospital in the column `site`."""
+    """All rows; the column `site` is the hospital."""
     rng = np.random.default_rng(seed)
     return pd.concat([_rows(rng, name, hospital) for name, hospital in HOSPITALS.items()], ignore_index=True)
 

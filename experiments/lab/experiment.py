@@ -1,4 +1,4 @@
-"""One figure of the study: its cases, how a case is measured, how the table is drawn, and the command that does it."""
+"""An experiment: its cases, the measurement of a case, the figure, and the command that runs them."""
 
 import argparse
 import dataclasses
@@ -21,26 +21,22 @@ Said = argparse.Namespace
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-    """What `run` needs to know of a figure.
-
-    `measuring` makes what all cases share (rows, a model) and gives the function that measures one case; it is called
-    only when a case is missing, and a drawing of nothing that was measured has no cases. `report` gives lines to print
-    below the figure's name.
-    """
+    """The definition of an experiment, for `run`."""
 
     name: str
-    about: str | None
-    cases: Callable[[Said], list[Case]]
+    about: str | None  # description for --help
+    cases: Callable[[Said], list[Case]]  # empty for a drawing without measurements
+    # Prepares what all cases share (rows, a model) and returns the function that measures one case; called only if a
+    # case is missing.
     measuring: Callable[[Said], Callable[[Case], list[Row]]]
     draw: Callable[[list[Row], Said], "Figure"]
-    report: Callable[[list[Row]], list[str]] = lambda rows: []
-    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None
-    # Another name for the files, where the command line chooses other rows.
-    called: Callable[[Said], str] | None = None
+    report: Callable[[list[Row]], list[str]] = lambda rows: []  # lines to print
+    arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None  # adds options
+    called: Callable[[Said], str] | None = None  # name of the files, if it depends on the options
 
 
 def run(experiment: Experiment, words: Sequence[str] | None = None) -> None:
-    """The command: measure what is missing, draw, and say where everything is."""
+    """The command: measure missing cases, draw, print the report and the names of the files."""
     said = _said(experiment, words)
     name = experiment.called(said) if experiment.called else experiment.name
     results = Results(said.out / f"{name}.csv")
@@ -64,7 +60,7 @@ def run(experiment: Experiment, words: Sequence[str] | None = None) -> None:
     for line in experiment.report(rows):
         console.print(line, markup=False, soft_wrap=True)
     measured = f"{len(missing)} of {len(cases)} cases measured now; {said.out / name}.csv, .svg, .png"
-    # Unwrapped, so that the names can be copied.
+    # Not wrapped, so that file names can be copied.
     console.print(f"{name}: {measured if cases else f'{said.out / name}.svg, .png'}", soft_wrap=True)
 
 
@@ -80,7 +76,7 @@ def _said(experiment: Experiment, words: Sequence[str] | None) -> Said:
 
 
 def _bar(console: Console) -> Progress:
-    """A bar on a terminal; elsewhere, and where several experiments share one, a line for each case."""
+    """A progress bar on a terminal; one line per case elsewhere, or if several experiments share the terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     lines = not console.is_terminal or "EPVI_LINES" in os.environ
     return Progress(*columns, TextColumn("{task.fields[what]}"), console=console, disable=lines)

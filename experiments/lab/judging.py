@@ -1,7 +1,7 @@
-"""How the paper's claims are judged by the tables of the study, one function for each claim.
+"""Judge the paper's claims by the tables of the study, with one function per claim.
 
-Each takes a table's rows and gives what was measured and what that makes of the claim; a row that is missing is a
-LookupError, and the table then counts as not complete.
+Each function takes the rows of a table and returns what was measured and the verdict on the claim. A missing row raises
+LookupError; the table then counts as incomplete.
 """
 
 from typing import NamedTuple
@@ -12,18 +12,18 @@ from lab.sources import FULL
 import complexity
 import numpy as np
 
-# Losses that differ by less than this many nats per row are identical.
+# Losses that differ by less than this many nats per row count as identical. Judgement.
 IDENTICAL = 1e-4
-# The combined posterior loses this share at most of what single shards lose.
+# Largest acceptable loss of the combined posterior, as a fraction of what single shards lose. Judgement.
 SHARE = 0.1
-# A slope of seconds in a size is told to about this.
+# Uncertainty of the slope of log seconds: slopes move by 0.1 to 0.2 from run to run (README.md).
 SLOPE = 0.25
 
 HOLDS, BETTER, NOT = "holds", "holds better", "does not hold, because"
 
 
 class Found(NamedTuple):
-    """What was measured, and what that makes of the claim."""
+    """What was measured, and the verdict on the claim."""
 
     measured: str
     verdict: str
@@ -38,7 +38,7 @@ def column(rows: list[Row], name: str) -> np.ndarray:
 
 
 def held(holds: bool, otherwise: str, better: str = "") -> str:
-    """The verdict, with why it does not hold, or why it holds better."""
+    """The verdict, with the reason if the claim does not hold or holds better than stated."""
     if not holds:
         return f"{NOT} {otherwise}"
     return f"{BETTER}: {better}" if better else HOLDS
@@ -56,8 +56,8 @@ def faster_with_shards(rows: list[Row]) -> Found:
     each = ", ".join(f"{whole / number(row, 'seconds'):.1f} (M = {m})" for m, row in by_shards.items())
     times = whole / number(ours, "seconds")
     text = (
-        f"{each} times less than NVI's {whole:.1f} s; epvi as it comes, another family:"
-        f" {whole / number(refined, 'seconds'):.1f} times at M = 20. By the wall, twenty shards on two cores and NVI on"
+        f"{each} times less than NVI's {whole:.1f} s; epvi's defaults, another family:"
+        f" {whole / number(refined, 'seconds'):.1f} times at M = 20. In wall time, twenty shards on two cores, NVI on"
         f" one: {number(nvi, 'wall') / number(ours, 'wall'):.1f} times"
     )
     verdict = held(times > 10, "a shard's fit has costs besides its rows")
@@ -122,7 +122,7 @@ def same_as_exact(rows: list[Row]) -> Found:
 
 
 def exact_explodes(rows: list[Row]) -> Found:
-    """Where it becomes slower than the chain, here and in plain code."""
+    """From which size on it is slower than the chain, in epvi and in plain code."""
     shards, components = ([row for row in rows if row[name] == value] for name, value in (("K", 4), ("M", 6)))
     here = overtaken(shards, "M", ""), overtaken(components, "K", "")
     plain = overtaken(shards, "M", ", plain loops"), overtaken(components, "K", ", plain loops")
@@ -136,7 +136,7 @@ def exact_explodes(rows: list[Row]) -> Found:
 
 
 def overtaken(rows: list[Row], size: str, kind: str) -> float:
-    """From which size on the exact product takes longer than the chain, both of a kind; inf when it never does."""
+    """The size from which on the exact product takes longer than the chain of the same kind; inf if it never does."""
     found = by_strategy(rows)
     chain = {row[size]: number(row, "product") for row in found[f"EPVI_sample{kind}"]}
     exact = {int(row[size]): number(row, "product") for row in found[f"EPVI_exact{kind}"]}
@@ -145,7 +145,7 @@ def overtaken(rows: list[Row], size: str, kind: str) -> float:
 
 
 def sample_beats_subset(rows: list[Row]) -> Found:
-    """Where pairs cut their components to R = 500; elsewhere they are exact."""
+    """At sizes where pairs keep only R = 500 components; at smaller ones they are exact."""
     found = by_strategy(rows)
     exact, sample, subset = (found[name] for name in ("EPVI_exact", "EPVI_sample", "EPVI_subset"))
     cut = [i for i, row in enumerate(exact) if int(row["components"]) > 500]
@@ -157,7 +157,7 @@ def sample_beats_subset(rows: list[Row]) -> Found:
         f" {away[0].max():.1e} away, pairs {away[1].max():.1e}), faster at {faster} (by {times.min():.1f} to"
         f" {times.max():.1f})"
     )
-    why = f"pairs are as near at {len(cut) - nearer} of {len(cut)} sizes; where they are not, they are the worse ones"
+    why = f"pairs are as near at {len(cut) - nearer} of {len(cut)} sizes; at the others they are worse"
     return Found(text, held(2 * nearer > len(cut) and 2 * faster > len(cut), why))
 
 
@@ -165,7 +165,7 @@ def sample_beats_subset(rows: list[Row]) -> Found:
 
 
 def pairs_of(rows: list[Row], one: str, other: str) -> list[tuple[Row, Row]]:
-    """Rows of two strategies at the same size and of the same set of rows."""
+    """Pairs of rows of two strategies at the same size and on the same data set."""
     key = ("M", "K", "L", "replicate")
     found = by_strategy([row for row in rows if "nll" in row])
     by_key = {tuple(row[name] for name in key): row for row in found[one]}
@@ -173,7 +173,7 @@ def pairs_of(rows: list[Row], one: str, other: str) -> list[tuple[Row, Row]]:
 
 
 def sources_faster(rows: list[Row]) -> Found:
-    """Where M is varied: geometric means over sets of rows."""
+    """Speed-ups for varied M: geometric means over data sets."""
     ratios: dict[int, list[float]] = {}
     for nvi, row in pairs_of(rows, "NVI", "EPVI_sample"):
         if (row["K"], row["L"]) == (4, 3):
@@ -181,12 +181,12 @@ def sources_faster(rows: list[Row]) -> Found:
     times = {m: float(np.exp(np.mean(logs))) for m, logs in sorted(ratios.items())}
     text = ", ".join(f"{ratio:.1f} (M = {m})" for m, ratio in times.items()) + " times NVI's speed"
     grows = list(times.values()) == sorted(times.values())
-    why = "900 rows take NVI hardly longer than a shard takes a part of them, and that part's fit is no shorter"
+    why = "NVI takes hardly longer for 900 rows than a shard for its part of them"
     return Found(text, held(min(times.values()) > 1 and grows, why))
 
 
 def sources_alike(rows: list[Row]) -> Found:
-    """`excess` is the loss per row above that of the parameters that made the rows."""
+    """`excess` is the loss per row minus that of the true parameters."""
     gaps, alone = (
         np.array([number(row, "nll") - number(one, "nll") for one, row in pairs_of(rows, name, "EPVI_sample")])
         for name in ("NVI", "Subposteriors")
@@ -194,7 +194,7 @@ def sources_alike(rows: list[Row]) -> Found:
     refined = [row for row in rows if row["strategy"] == "EPVI_refined"]
     said = [f"{number(row, 'excess'):+.3f}, {row['verdict']}" if "nll" in row else "refused" for row in refined]
     text = (
-        f"{gaps.min():+.2f} to {gaps.max():+.2f} nats per row of 50 columns, {np.median(gaps):+.2f} in the middle, of"
+        f"{gaps.min():+.2f} to {gaps.max():+.2f} nats per row of 50 columns, median {np.median(gaps):+.2f}, of"
         f" {number(rows[0], 'nll'):.1f}; worse than single shards on average in {np.sum(alone > 0)} of {len(alone)}."
         f" EPVI_refined above the truth: {'; '.join(said)}"
     )
@@ -207,7 +207,7 @@ def sources_alike(rows: list[Row]) -> Found:
 
 
 def slopes(rows: list[Row], *lines: tuple[str, str]) -> list[float]:
-    """Of seconds in what a panel varies, for ways by their names."""
+    """Slopes of log seconds against log size, for lines given by panel and product method."""
     full = any(row["way"] == "pairs by chain" for row in rows)
     found = {(line.panel, line.name): line.slope for line in complexity.lines(rows, full)}
     return [found[line] for line in lines]
@@ -230,12 +230,14 @@ def pairs_cost(rows: list[Row]) -> Found:
     whole, path, kept, d = slopes(rows, ("M", "pairs"), ("M", "pairs, longest path"), ("R", "pairs"), ("d", "pairs"))
     text = f"M^{whole:.2f} in all, M^{path:.2f} along the longest path, R^{kept:.2f}, d^{d:.2f}"
     if kept > 1 + SLOPE:
-        return Found(text, f"{BETTER} in M (M − 1 products, not M²); in R it {NOT} all R² pairs are weighed here")
+        return Found(
+            text, f"{BETTER} in M (M − 1 products, not M²); in R it {NOT} epvi computes the weights of all R² pairs"
+        )
     return Found(text, held(whole < 2 + SLOPE and path < 1 - SLOPE, "it grows faster", better="M − 1 products, not M²"))
 
 
 def scalars(rows: list[Row]) -> Found:
-    """Spherical fits: counted numbers over M K (d + 2)."""
+    """Spherical fits: counted numbers divided by M K (d + 2)."""
     mine = [row for row in rows if row["what"] == "spherical" and row["kind"] == "fits"]
     ratios = [int(row["numbers"]) / (int(row["M"]) * int(row["K"]) * (int(row["d"]) + 2)) for row in mine]
     each = [int(row["bytes"]) / int(row["files"]) for row in mine]

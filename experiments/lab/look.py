@@ -1,4 +1,4 @@
-"""One look for all figures: a colour and a mark for each strategy that colour-blind readers can tell apart too.
+"""The style of all figures: a colour and a marker per strategy, distinguishable by colour-blind readers.
 
 The colours are those of Okabe & Ito (2008), Color Universal Design.
 """
@@ -23,7 +23,7 @@ YELLOW, BLUE, VERMILION, PURPLE, GREY = "#F0E442", "#0072B2", "#D55E00", "#CC79A
 
 
 class Mark(NamedTuple):
-    """How a strategy is drawn."""
+    """The style of a strategy's line."""
 
     color: str
     marker: str
@@ -56,20 +56,20 @@ mpl.rcParams.update(_SETTINGS)
 
 
 def panels(rows: int, columns: int, size: tuple[float, float], **settings: Any) -> tuple[Figure, Any]:
-    """A figure of so many panels, each of that size in inches; axes are an array (rows, columns)."""
+    """A figure of rows x columns panels, each of `size` in inches, with an array of axes (rows, columns)."""
     shape = (size[0] * columns, size[1] * rows)
     return plt.subplots(rows, columns, figsize=shape, layout="constrained", squeeze=False, **settings)
 
 
 def line(axis: Axes, strategy: str, x: Any, y: Any, **settings: Any) -> None:
-    """One strategy's line, in its colour and with its mark."""
+    """Draw the line of one strategy in its style."""
     mark = MARKS[strategy]
     drawn = {"color": mark.color, "marker": mark.marker, "linestyle": mark.linestyle, "label": strategy, **settings}
     axis.plot(x, y, linewidth=1.4, **drawn)
 
 
 def clock_bars(axis: Axes, sizes: list[int], seconds: Callable[[str], Any]) -> float:
-    """What the paper's clock is made of at each size, on top of each other; gives the highest."""
+    """Stacked bars of the parts of the paper's clock at each size; returns the largest total."""
     below = np.zeros(len(sizes))
     parts = (("local", BLUE, "slowest shard"), ("transfer", ORANGE, "transfer"), ("product", GREEN, "product"))
     for part, color, name in parts:
@@ -93,14 +93,14 @@ def legend_below(figure: Figure, axes: Any, columns: int = 7) -> None:
 
 
 def plain_logarithmic(axis: Axis) -> None:
-    """Numbers 1, 2, 5, 10, ... on a logarithmic axis, written as they are; for axes of few decades."""
+    """Tick labels 1, 2, 5, 10, ... without exponents, for logarithmic axes of few decades."""
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
 
 
 def save(figure: Figure, file: Path) -> None:
-    """As .svg and .png, each whole or not at all; the same figure gives the same bytes."""
+    """Save atomically as .svg and .png; the same figure gives the same bytes."""
     file.parent.mkdir(parents=True, exist_ok=True)
     for kind, metadata in (("png", {"Software": None}), ("svg", {"Date": None})):
         part = file.with_name(f"{file.name}.part.{kind}")

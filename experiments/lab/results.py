@@ -1,7 +1,7 @@
-"""Tidy tables that are written as soon as a case is done, so that a run goes on where it stopped.
+"""Tidy tables that are written after every case, so that an interrupted run can be resumed.
 
-A table is a CSV file. A case is a mapping of settings (M, K, a seed, ...); measuring it gives one or more rows, and
-every row holds its case's settings beside what was measured. The file is written whole to another name and renamed.
+A table is a CSV file. A case is a mapping of settings (M, K, a seed, ...); measuring it gives one or more rows, each
+with the settings of its case and the measurements. The file is written atomically.
 """
 
 import csv
@@ -15,7 +15,7 @@ Case = Mapping[str, Value]
 
 
 class Results:
-    """The rows of one file, and which cases they are of."""
+    """The rows of one file; `case in results` tells whether a case has been measured."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -25,7 +25,7 @@ class Results:
         return any(_is_of(row, case) for row in self._rows)
 
     def add(self, case: Case, measured: Iterable[Row]) -> None:
-        """Keep what was measured of a case."""
+        """Add the rows of a case and write the file."""
         self._rows += [{**case, **row} for row in measured]
         self._write()
 
@@ -48,7 +48,7 @@ class Results:
 
 
 def by_strategy(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each strategy, in the order in which they come."""
+    """The rows of each strategy, in order."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(str(row["strategy"]), []).append(row)
@@ -60,7 +60,7 @@ def _is_of(row: Row, case: Case) -> bool:
 
 
 def read(file: Path) -> list[Row]:
-    """A table's rows; cells without a word in them are left out."""
+    """The rows of a table; empty cells are left out."""
     if not file.exists():
         return []
     with file.open(newline="") as lines:

@@ -1,11 +1,11 @@
-"""Source analysis (TLSA) under all strategies, for rows that are simulated or real.
+"""Source analysis (TLSA) by all strategies, on simulated or real rows.
 
-A row of the table is a strategy's: its held-out negative log-likelihood `nll` (and `excess`, how far that is above a
-known floor), its seconds by the paper's clock, how many shards' fits are `unconverged`, and the `verdict` of the
-certificate where there is one. A strategy that refuses has what it `said` in the place of a loss.
+A row of the table has a strategy's held-out negative log-likelihood `nll`, its difference `excess` from a given floor,
+the seconds by the paper's clock, the number of shards whose fits are `unconverged`, and the `verdict` of the
+certificate, if any. For a strategy that raised an error, `said` holds the message instead.
 
-The order of sources is arbitrary. epvi starts all shards at the same points and brings their sources into one order
-before it multiplies; `labels` measures what is lost without the one, the other, or both.
+The order of sources is arbitrary. epvi starts all shards at the same points and aligns their sources before it
+multiplies; `labels` measures the loss without common starts, without alignment, and without both.
 """
 
 import dataclasses
@@ -43,19 +43,16 @@ _NUM_SAMPLES = 200
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Study:
-    """Rows to fit and rows held out, and what is measured of a posterior of them.
-
-    `floor` is a loss that `excess` is counted from, such as that of the true parameters.
-    """
+    """A data set, and the measurements of every strategy on it."""
 
     model: epvi.Model
     fitted: Rows
     held_out: Rows
-    floor: float
+    floor: float  # loss from which `excess` is counted, such as that of the true parameters
     seed: int
 
     def nvi(self, k: int) -> Row:
-        """All rows at once."""
+        """NVI on all rows."""
 
         def measure() -> Row:
             apart = fit_apart(self.model, [self.fitted], papers(k), self.seed)
@@ -64,7 +61,7 @@ class Study:
         return _or_said("NVI", measure)
 
     def apart(self, parts: Sequence[Rows], k: int, own_starts: bool = False) -> Apart:
-        """The shards' fits by the paper's local inference, all from the same starts or each from its own."""
+        """The shards' fits by the paper's local inference, with common starts or each with its own."""
         if not own_starts:
             return fit_apart(self.model, parts, papers(k), self.seed)
 
@@ -77,26 +74,26 @@ class Study:
         return Apart(fits, [seconds for _, seconds in made], transfer)
 
     def products(self, apart: Apart, ways: Sequence[str]) -> Iterator[Row]:
-        """The subposteriors' average, and the product in each of these ways."""
+        """The average over single shards, and the product by each of these methods."""
         yield _or_said("Subposteriors", lambda: self._subposteriors(apart))
         for way in ways:
             if way != "EPVI_exact" or fits_exactly(apart.fits):
                 yield self._product(apart, way, way)
 
     def labels(self, parts: Sequence[Rows], apart: Apart, k: int) -> Iterator[Row]:
-        """The chain's product where shards start as they like, sources are not brought into one order, or both."""
+        """The chain's product without alignment of the sources, without common starts, and without both."""
         yield self._product(_unaligned(apart), "EPVI_sample", UNALIGNED)
         own = self.apart(parts, k, own_starts=True)
         yield self._product(own, "EPVI_sample", OWN_STARTS)
         yield self._product(_unaligned(own), "EPVI_sample", OWN_STARTS_UNALIGNED)
 
     def full(self, parts: Sequence[Rows], k: int) -> Row:
-        """The chain's product of the paper's fits with full covariances in the place of spherical ones."""
+        """The chain's product of the paper's fits with full instead of spherical covariances."""
         inference = dataclasses.replace(papers(k), covariance=epvi.Full())
         return self._product(fit_apart(self.model, parts, inference, self.seed), "EPVI_sample", FULL)
 
     def refined(self, parts: Sequence[Rows]) -> Row:
-        """epvi as it comes, and its verdict."""
+        """epvi's defaults, with the verdict of the certificate."""
 
         def measure() -> Row:
             posterior, clock = refined(self.model, parts, self.seed)
@@ -113,7 +110,7 @@ class Study:
         return float(-epvi.log_predictive(self.model, posterior, rows, num_samples=_NUM_SAMPLES, seed=self.seed))
 
     def row(self, strategy: str, clock: Clock, posterior: epvi.Posterior) -> Row:
-        """What the table says of a posterior."""
+        """The row of the table for a posterior."""
         return self._row(strategy, clock, self.loss(posterior), sum(not fit.status.ok for fit in posterior.fits))
 
     def _row(self, strategy: str, clock: Clock, nll: float, unconverged: int) -> Row:
@@ -136,7 +133,7 @@ class Study:
 
 
 def _or_said(strategy: str, measure: Callable[[], Row]) -> Row:
-    """The row, or the sentence of the refusal; where the fits were carried to is of no interest."""
+    """The row, or the error message, without the names of temporary files."""
     try:
         return measure()
     except EpviError as error:
@@ -144,6 +141,6 @@ def _or_said(strategy: str, measure: Callable[[], Row]) -> Row:
 
 
 def _unaligned(apart: Apart) -> Apart:
-    """The same fits, by a model that does not know that its sources are exchangeable."""
+    """The same fits, as of a model whose sources are not declared exchangeable."""
     fits = [dataclasses.replace(fit, space=dataclasses.replace(fit.space, exchangeable=())) for fit in apart.fits]
     return dataclasses.replace(apart, fits=fits)

@@ -1,17 +1,17 @@
-"""The strategies of the paper's section 5, and ours, under the paper's clock.
+"""The strategies of the paper's section 5, and epvi's, timed by the paper's clock.
 
 NVI            nonparametric variational inference on all rows
-Subposteriors  the same on each shard's rows, none of them combined
-EPVI_exact     the shards' fits multiplied: all components
-EPVI_sample    by the chain of Algorithm 2, R = 500, one chain, every step kept
-EPVI_subset    by products of pairs, R = 500
-EPVI_anchored  by epvi's own sampler, R = 500
-EPVI_refined   epvi as it comes: its default family, certificate, and rounds of refinement until it can be trusted
+Subposteriors  NVI on each shard's rows, not combined
+EPVI_exact     exact product of the shards' fits
+EPVI_sample    product by the chain of Algorithm 2, R = 500, one chain, every step kept
+EPVI_subset    product by pairs, R = 500
+EPVI_anchored  product by anchored sampling, R = 500
+EPVI_refined   epvi's defaults: default family, certificate, and rounds of refinement until the posterior can be trusted
 
-The paper's clock counts the slowest shard, the transfer of its file, and the product. Shards are fitted one after the
-other on one core, each after a fit of the same size has compiled what they share, and processor seconds are counted: on
-a machine of its own they are the wall's, and what else runs on this one does not disturb them. The transfer is what
-writing the slowest file and reading all of them takes, by the wall's clock.
+The paper's clock adds the time of the slowest shard, the transfer of the files, and the product. Shards are fitted one
+after the other on one core, after a fit of the same size has compiled the shared programs. Processor seconds are
+counted: on a machine of its own they would be the wall time, and other load on this machine does not affect them. The
+transfer is the wall time for writing the slowest file and reading all of them.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ Rows = dict[str, np.ndarray]
 T = TypeVar("T")
 
 NUM_SAMPLES = 500
-# What the exact product may hold (1.4 GB in 19 dimensions); beyond it the strategy is left out, as in the paper.
+# Largest exact product (1.4 GB in 19 dimensions); larger ones are left out, as in the paper.
 MOST_COMPONENTS = 2**22
 
 PRODUCTS = {
@@ -52,9 +52,9 @@ def papers(num_components: int) -> epvi.NVI:
 
 
 class Clock(NamedTuple):
-    """Seconds by the paper's count, and what they are made of."""
+    """Seconds by the paper's clock."""
 
-    local: float
+    local: float  # slowest shard
     transfer: float
     product: float
 
@@ -65,22 +65,22 @@ class Clock(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Apart:
-    """All shards' fits, what each took, and what it took to carry them."""
+    """The fits of all shards."""
 
     fits: list[epvi.ShardFit]
-    seconds: list[float]
-    transfer: float
+    seconds: list[float]  # of each fit
+    transfer: float  # seconds to write and read their files
 
 
 def timed(call: Callable[[], T], clock: Callable[[], float] = time.process_time) -> tuple[T, float]:
-    """What a call gives, and the seconds it took: the processor's, or by another clock."""
+    """The result of a call, and its seconds: of the processor, or by another clock."""
     start = clock()
     made = call()
     return made, clock() - start
 
 
 def parts_of(rows: Rows, num_shards: int) -> list[Rows]:
-    """Runs of rows, as equal as can be; rows that are alike in any order."""
+    """Consecutive rows in shards of nearly equal size; rows are i.i.d."""
     ends = np.linspace(0, len(next(iter(rows.values()))), num_shards + 1).round().astype(int)
     return [{name: column[start:end] for name, column in rows.items()} for start, end in itertools.pairwise(ends)]
 
@@ -91,7 +91,7 @@ def first(rows: Rows, count: int) -> Rows:
 
 
 def fit_apart(model: epvi.Model, parts: Sequence[Rows], inference: epvi.NVI | None, seed: int) -> Apart:
-    """Every shard's fit under the clock, after one of each size that is not counted."""
+    """Fit every shard and time it, after one untimed fit of each size, which compiles."""
 
     def fit(m: int) -> epvi.ShardFit:
         return epvi.fit_shard(model, parts[m], f"{m + 1}/{len(parts)}", inference=inference, seed=seed)
@@ -105,7 +105,7 @@ def fit_apart(model: epvi.Model, parts: Sequence[Rows], inference: epvi.NVI | No
 
 
 def carried(made: Sequence[Any]) -> tuple[list[Any], float]:
-    """What was written to a file and read again, and the seconds of the slowest writing and all reading."""
+    """The objects after saving and loading, and the seconds of the slowest save and of all loads."""
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{i}.epvi" for i in range(len(made))]
         written = [
@@ -117,12 +117,12 @@ def carried(made: Sequence[Any]) -> tuple[list[Any], float]:
 
 
 def alone(fit: epvi.ShardFit) -> epvi.Posterior:
-    """A shard's fit taken for the posterior of all rows: one of the paper's Subposteriors."""
+    """A shard's fit taken as the posterior of all rows: one of the paper's "Subposteriors"."""
     return epvi.combine([dataclasses.replace(fit, shard=1, num_shards=1, prior=Fraction(1))], accept_unconverged=True)
 
 
 def multiplied(apart: Apart, strategy: str, seed: int) -> tuple[epvi.Posterior, Clock]:
-    """The product of the fits by one strategy; the second of two calls counts, the first one compiles."""
+    """The product of the fits by one strategy; the second of two calls is timed, the first compiles."""
 
     def call() -> epvi.Posterior:
         return epvi.combine(apart.fits, PRODUCTS[strategy], seed=seed, accept_unconverged=True)
@@ -133,12 +133,12 @@ def multiplied(apart: Apart, strategy: str, seed: int) -> tuple[epvi.Posterior, 
 
 
 def fits_exactly(fits: Sequence[epvi.ShardFit]) -> bool:
-    """Whether the product's components can all be computed."""
+    """Whether the exact product has at most `MOST_COMPONENTS` components."""
     return sum(np.log(fit.mixture.num_components) for fit in fits) <= np.log(MOST_COMPONENTS) + 1e-9
 
 
 def refined(model: epvi.Model, parts: Sequence[Rows], seed: int) -> tuple[epvi.Posterior, Clock]:
-    """epvi as it comes, all rounds under the same clock: the slowest site, what is carried, the centre."""
+    """epvi's defaults, all rounds timed by the paper's clock: the slowest site, transfers, the hub."""
     apart = fit_apart(model, parts, None, seed)
     _rounds(model, parts, apart, seed)
     return _rounds(model, parts, apart, seed)

@@ -1,10 +1,11 @@
-"""The rows of Figure 3, from one of three places, as columns x (with a first column of ones where they are real) and y.
+"""The rows of Figure 3, as columns x and labels y, from one of three sources.
 
 - simulated: normal columns with the means, scales and correlations of SUSY's, and labels of a logistic regression
 - file: UCI's SUSY.csv.gz, streamed once into a Parquet file beside the results
 - ten-thousand: 10,000 real rows (susy/susy_10000.npz in the folder that EPVI_DATA names)
 
-A tenth of the rows is held out. Real columns are standardised by the rows that are fitted.
+A tenth of the rows is held out. Real columns are standardised with the moments of the fitted rows, and x has a first
+column of ones.
 """
 
 import os
@@ -26,7 +27,7 @@ _BLOCK_BYTES = 2**24
 
 
 class Divided(NamedTuple):
-    """Rows to fit, and rows held out."""
+    """Rows to fit, and held-out rows."""
 
     fitted: Rows
     held_out: Rows
@@ -41,7 +42,7 @@ def ten_thousand(seed: int) -> Divided:
 
 
 def ten_thousand_rows(seed: int) -> Rows:
-    """The rows that are beside the project, in their own units and in an order of ours: they come sorted."""
+    """The 10,000 real rows in their own units, shuffled because the file is sorted."""
     file = data_folder(None) / "susy" / "susy_10000.npz"
     if not file.exists():
         raise SystemExit(f"{file} is not there: EPVI_DATA names the folder that holds susy/susy_10000.npz.")
@@ -52,14 +53,14 @@ def ten_thousand_rows(seed: int) -> Rows:
 
 
 def from_file(file: Path, folder: Path) -> Divided:
-    """UCI's file, whole; its last tenth is held out, as by those who published it."""
+    """All rows of UCI's file; the last tenth is held out, as its authors did."""
     table = pyarrow.parquet.read_table(as_parquet(file, folder))
     x = np.stack([table[name].to_numpy() for name in COLUMNS], axis=1)
     return standardised(*_divided({"x": x, "y": table[LABEL].to_numpy()}))
 
 
 def as_parquet(file: Path, folder: Path) -> Path:
-    """The file's rows in Parquet, streamed once; label first, then 18 columns, no header."""
+    """Convert the file to Parquet, once; it has the label first, then 18 columns, and no header."""
     if not file.exists():
         raise SystemExit(f"{file} is not there: --susy names UCI's SUSY.csv.gz.")
     made = folder / "susy.parquet"
@@ -98,7 +99,7 @@ def _stream(file: Path, part: Path, schema: pa.Schema) -> None:
 
 
 def standardised(fitted: Rows, held_out: Rows) -> Divided:
-    """Both with the columns that are fitted standardised, and a first column of ones."""
+    """Both, standardised with the moments of the fitted rows, and with a first column of ones."""
     mean, sd = (np.asarray(moment(fitted["x"], axis=0, dtype=np.float64)) for moment in (np.mean, np.std))
 
     def changed(rows: Rows) -> Rows:

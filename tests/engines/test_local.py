@@ -166,7 +166,7 @@ def test_a_closed_pool_takes_nothing_and_leaves_no_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("program", "said"), [("/nowhere/python", "No such file"), ("/bin/false", "exit code 1; what it said")]
+    ("program", "said"), [("/nowhere/python", "No such file"), ("/bin/false", "exit code 1; see its message")]
 )
 def test_workers_that_cannot_start_are_said_with_the_remedy(program, said, monkeypatch):
     monkeypatch.setattr(process.sys, "executable", program)

@@ -1,1 +1,1 @@
-"""Where tasks run: worker processes of this machine."""
+"""Execution of tasks: a pool of worker processes on this machine."""

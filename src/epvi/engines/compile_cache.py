@@ -1,22 +1,24 @@
-"""Where compiled programs are kept from one run to the next: a folder of the user's.
+"""The persistent compilation cache: a folder of the user in which JAX keeps compiled programs between runs.
 
-Gives environment variables for processes that have not begun to use JAX. Whoever has chosen a cache for JAX keeps it.
+It is configured by environment variables, which must be set before a process first uses JAX. A cache that the user has
+already chosen for JAX is left alone.
 """
 
 import contextlib
 import os
 from pathlib import Path
 
-# When the folder holds more bytes than this, what was not used for longest is removed until half is left.
+# Size of the folder, in bytes (512 MiB), above which the least recently used files are removed until half is left.
+# Judgement.
 _MOST = 2**29
 
 
 def cache_folder() -> Path | None:
-    """`EPVI_CACHE`, or `epvi` in the user's cache folder; None when it is "off"."""
+    """`EPVI_CACHE`, or `epvi` in the user's cache folder; None if `EPVI_CACHE` is "off"."""
     chosen = os.environ.get("EPVI_CACHE")
     if chosen is not None and chosen.strip().lower() in ("", "off"):
         return None
-    # There may be no home folder.
+    # Path.home and expanduser raise RuntimeError where the user has no home folder.
     with contextlib.suppress(RuntimeError):
         if chosen is not None:
             return Path(chosen).expanduser()
@@ -25,7 +27,7 @@ def cache_folder() -> Path | None:
 
 
 def cache_environment() -> dict[str, str]:
-    """What makes JAX keep what it compiles; nothing where that cannot be, or is the user's own business already."""
+    """Environment variables that turn JAX's cache on; empty if it is off, cannot be written, or was set by the user."""
     folder = cache_folder()
     if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
         return {}
@@ -36,6 +38,7 @@ def cache_environment() -> dict[str, str]:
         return {}
     if not os.access(folder, os.W_OK):
         return {}
+    # Keep every program, however small and however fast it compiled: a fit compiles many small ones.
     return {
         "JAX_COMPILATION_CACHE_DIR": str(folder),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -44,9 +47,10 @@ def cache_environment() -> dict[str, str]:
 
 
 def _shrink(folder: Path) -> None:
+    """Remove the least recently used files if the folder is too large."""
     files = []
     for path in folder.glob("jit_*"):
-        # Another process may have removed it.
+        # Another process may have removed the file.
         with contextlib.suppress(OSError):
             status = path.stat()
             files.append((max(status.st_mtime, status.st_atime), status.st_size, path))

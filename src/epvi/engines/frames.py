@@ -1,18 +1,19 @@
-"""Messages between a process and its worker: bytes through a pipe, each after its length.
+"""Message framing on a pipe between a process and its worker: each message is preceded by its length in bytes.
 
-Takes unbuffered streams, so that a process that was forked can close its copies whatever other threads were doing.
+Streams are unbuffered, so that a forked process can close its copies whatever other threads were writing.
 """
 
 import struct
 from io import FileIO
 
+# The length of a message: an unsigned 64-bit integer, little-endian.
 _LENGTH = struct.Struct("<Q")
-# Bytes that are read at a time: what a pipe of Linux holds.
+# Bytes per read: the default capacity of a pipe on Linux (64 KiB).
 _PIECE = 2**16
 
 
 def send(stream: FileIO, message: bytes) -> None:
-    """Write one message; raises OSError when nobody reads any more."""
+    """Write one message; raises OSError if the other end of the pipe is closed."""
     for part in (_LENGTH.pack(len(message)), message):
         left = memoryview(part)
         while left:
@@ -20,7 +21,7 @@ def send(stream: FileIO, message: bytes) -> None:
 
 
 def receive(stream: FileIO) -> bytes:
-    """Read one message; raises EOFError when nobody writes any more."""
+    """Read one message; raises EOFError if the other end of the pipe is closed."""
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     return _exactly(stream, length)
 

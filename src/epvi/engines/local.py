@@ -1,7 +1,7 @@
-"""epvi's own workers: an executor of fresh processes that stay warm from one call to the next.
+"""epvi's process pool: an executor whose worker processes stay alive between calls.
 
-Each worker has a thread that gives it one task after another, so that a worker that dies ends its own task alone and is
-replaced for the next. What one worker compiles, the others, and those of the next run, take from the cache.
+Each worker process has a thread in this process that sends it one task at a time. A worker that dies therefore fails
+only its own task, and is replaced for the next one. Workers share compiled programs through the compilation cache.
 """
 
 import atexit
@@ -20,27 +20,28 @@ import loky
 from epvi.engines.process import WorkerDied, WorkerGone, WorkerProcess
 from epvi.ground.validation import at_least
 
-# Idle workers leave after this many seconds.
+# Seconds without a task after which a worker process ends. Judgement: long enough for a pause between calls in a
+# notebook, short enough to free its memory.
 _IDLE_SECONDS = 300
-# So many processes are started for a task before it is given up, when all end before they begin it.
+# Processes started for one task if each ends before it begins the task; then the task fails. Judgement.
 _STARTS = 3
 
 
 @dataclasses.dataclass(eq=False)
 class _Submitted:
-    """A call for a worker, the process that runs it, and whether nobody wants it any more."""
+    """A task."""
 
     future: Future
     function: Callable
     arguments: tuple
-    process: WorkerProcess | None = None
-    abandoned: bool = False
+    process: WorkerProcess | None = None  # the worker that runs it, while it does
+    abandoned: bool = False  # whether its result is no longer wanted
 
 
 class Pool(Executor):
-    """At most `size` worker processes, which any number of threads may give work.
+    """An executor with at most `size` worker processes; its methods may be called from any thread.
 
-    A new process imports the module `preloaded` while it waits for its first task.
+    A new worker imports the module `preloaded` while it waits for its first task.
     """
 
     def __init__(self, size: int, preloaded: str = "") -> None:
@@ -57,27 +58,27 @@ class Pool(Executor):
 
     @property
     def pids(self) -> list[int]:
-        """The numbers of the processes that are there now."""
+        """Process ids of the current workers."""
         with self._lock:
             return sorted(process.pid for process in self._processes)
 
     def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
-        """Have the next free worker call the function."""
+        """Queue a function call for the next free worker."""
         if kwargs:
-            raise TypeError("a worker is given positional arguments only")
+            raise TypeError("workers take positional arguments only: bind keyword arguments with functools.partial")
         future: Future = Future()
         with self._lock:
             if not self._open:
-                raise RuntimeError("the pool is closed")
+                raise RuntimeError("the pool is closed: make a new one")
             self._waiting.put(_Submitted(future, fn, args))
         return future
 
     def abandon(self, futures: Iterable[Future]) -> None:
-        """Cancel what has not begun, and stop the workers that run the rest; work of other calls goes on."""
+        """Cancel pending tasks and kill the workers that run the others; tasks of other calls go on."""
         for future in futures:
             if future.cancel():
                 continue
-            # Under the lock: its worker cannot have gone on to the next task.
+            # The lock ensures that the worker has not gone on to another task.
             with self._lock:
                 task = self._running.get(future)
                 if task is not None:
@@ -86,7 +87,7 @@ class Pool(Executor):
                         task.process.kill()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work, and stop the workers when they have done, or at once, what they were given."""
+        """Accept no more tasks; stop workers after the queued ones, or at once with `cancel_futures`."""
         with self._lock:
             self._open = False
             waiting = []
@@ -101,12 +102,12 @@ class Pool(Executor):
             thread.join()
 
     def disown(self) -> None:
-        """In a process that was forked: let go of workers that are another's."""
+        """Close the pipes to all workers, in a forked process: the workers belong to its parent."""
         for process in self._processes:
             process.disown()
 
     def _work(self) -> None:
-        """One worker's thread: start its process, and a new one for the next task when that is gone."""
+        """The thread of one worker: start its process, run tasks on it, and replace it when it has ended."""
         process = self._started(None, quiet=True)
         while True:
             try:
@@ -123,11 +124,11 @@ class Pool(Executor):
                 process = self._run(task, process)
                 with self._lock:
                     del self._running[task.future]
-            # A result must not live as long as the wait for the next task.
+            # Do not keep the result alive while waiting for the next task.
             del task
 
     def _run(self, task: _Submitted, process: WorkerProcess | None) -> WorkerProcess | None:
-        """Run a task on the process, or on a new one; gives the process while it lives."""
+        """Run a task on the process, or on a new one; return the process, or None if it has ended."""
         result = error = None
         try:
             message = cloudpickle.dumps((task.function, task.arguments))
@@ -149,7 +150,7 @@ class Pool(Executor):
         return process if process is not None and process.is_alive() else self._ended(process)
 
     def _watched(self, task: _Submitted, process: WorkerProcess, message: bytes) -> bytes:
-        """Run a task where `abandon` finds it."""
+        """Run a task, with its process recorded so that `abandon` can kill it."""
         with self._lock:
             if task.abandoned:
                 raise WorkerDied("abandoned")
@@ -161,7 +162,7 @@ class Pool(Executor):
                 task.process = None
 
     def _started(self, process: WorkerProcess | None, quiet: bool = False) -> WorkerProcess | None:
-        """A process that lives; when none can be started, the next task says so."""
+        """`process` if it is alive, else a new one; with `quiet`, None if none can be started."""
         if process is not None and process.is_alive():
             return process
         self._ended(process)
@@ -176,6 +177,7 @@ class Pool(Executor):
         return process
 
     def _ended(self, process: WorkerProcess | None) -> None:
+        """End the process and forget it."""
         if process is not None:
             with self._lock:
                 self._processes.discard(process)
@@ -183,19 +185,19 @@ class Pool(Executor):
 
 
 _lock = threading.Lock()
-# By their number of workers, so that a call with another number does not stop one that is under way.
+# Pools by number of workers, so that a call with another number does not disturb a running one.
 _pools: dict[int, Pool] = {}
 
 
 def size_of(number: int | None) -> int:
-    """How many workers that is: unless said, one per core, or one where this process is itself a worker of a pool."""
+    """Number of workers: `number`, or one per core, or one if this process is itself a multiprocessing worker."""
     if number is not None:
         return at_least("executor", number, 1)
     return loky.cpu_count() if multiprocessing.parent_process() is None else 1
 
 
 def workers(number: int | None, preloaded: str = "") -> Pool:
-    """The pool of this many workers, as the last call left it; the processes of a new one start at once."""
+    """The pool with this many workers; a new pool starts its processes at once."""
     size = size_of(number)
     with _lock:
         if size not in _pools:
@@ -204,7 +206,7 @@ def workers(number: int | None, preloaded: str = "") -> Pool:
 
 
 def close() -> None:
-    """Stop all workers at once, whatever they do."""
+    """Stop all pools and their workers at once."""
     with _lock:
         pools = list(_pools.values())
         _pools.clear()
@@ -213,7 +215,7 @@ def close() -> None:
 
 
 def _forget() -> None:
-    """A process that was forked has none of its parent's threads, and its parent's workers are not its own."""
+    """Drop all pools in a forked process, which has none of its parent's threads and must leave its workers alone."""
     global _lock
     _lock = threading.Lock()
     while _pools:

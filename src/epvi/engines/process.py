@@ -1,8 +1,9 @@
-"""One worker process as its owner sees it: a fresh interpreter with one XLA thread that runs one task at a time.
+"""A worker process, seen from its parent: a new Python interpreter with one XLA thread that runs one task at a time.
 
-Started as a plain program and spoken to through its standard input and output: it needs no semaphores and no shared
-memory, may be started from threads and from daemonic processes, and is never forked, because a process that has used
-JAX cannot be. It ends when its input does, so that nothing is left behind by a process that was killed.
+It is started as a subprocess and receives tasks and returns results through pipes on its standard input and output. So
+it needs no semaphores and no shared memory, can be started from threads and from daemonic processes, and is never
+forked: a process that has used JAX cannot be forked safely. It ends when its standard input is closed, so that no
+worker outlives a parent that was killed.
 """
 
 import json
@@ -16,10 +17,10 @@ from epvi.engines.compile_cache import cache_environment
 from epvi.engines.frames import receive, send
 from epvi.ground.errors import EpviError
 
-# `NPROC` is what XLA sizes its thread pool by, and OpenBLAS threads beside JAX's stall it; both must be set before the
-# process starts.
+# One thread per worker: XLA sizes its thread pool by `NPROC`, and threads of OpenBLAS beside those of JAX stall for
+# seconds. The variables are read when a process starts.
 _ENVIRONMENT = {"NPROC": "1", "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-# Interrupts are its owner's business, and modules are found where its owner finds them.
+# The worker ignores SIGINT, which its parent handles, and imports modules from its parent's sys.path.
 _BEGIN = (
     "import json,os,signal,sys;signal.signal(signal.SIGINT,signal.SIG_IGN);"
     "sys.path[:]=json.loads(os.environ.pop('EPVI_WORKER_PATH'));"
@@ -32,16 +33,16 @@ class WorkerDied(BrokenExecutor):
 
 
 class WorkerGone(WorkerDied):
-    """A worker process had ended before it began the task, which can have nothing to do with it."""
+    """A worker process ended before it began the task, so the task cannot be the cause."""
 
 
 class WorkerProcess:
-    """A worker; `run` and `end` are for one thread, `kill` for any."""
+    """A worker process. One thread calls `run` and `end`; any thread may call `kill`."""
 
     def __init__(self, num_workers: int, preloaded: str = "") -> None:
         environment = dict(os.environ) | _ENVIRONMENT | cache_environment()
         environment["EPVI_WORKER_PATH"] = json.dumps(sys.path)
-        # A user who turns warnings into errors does so for the program, not for what libraries say in its workers.
+        # Warnings of libraries in workers must not become errors because the user's program turns its own into errors.
         environment.pop("PYTHONWARNINGS", None)
         command = [sys.executable or "python", "-c", _BEGIN, str(num_workers), preloaded]
         pipe = subprocess.PIPE
@@ -52,20 +53,20 @@ class WorkerProcess:
         assert isinstance(self._process.stdin, FileIO)
         assert isinstance(self._process.stdout, FileIO)
         self._tasks, self._answers = self._process.stdin, self._process.stdout
-        # Whether it has begun a task, and can therefore be started here.
+        # Whether it has begun a task, which shows that workers can be started on this machine.
         self._served = False
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Whether it can take a task."""
+        """Whether the process has not ended."""
         return self._process.poll() is None
 
     def run(self, task: bytes) -> bytes:
-        """Run a task and wait for its result; raises `WorkerDied` when the process ends before that."""
+        """Run a pickled task and return the pickled result; raises `WorkerDied` if the process ends first."""
         began = False
         try:
             send(self._tasks, task)
@@ -76,30 +77,30 @@ class WorkerProcess:
             raise self._ended(began) from None
 
     def _ended(self, began: bool) -> Exception:
-        """Why it is gone."""
+        """The exception that says why the process ended."""
         self.end()
         code = self._process.returncode
         if code > 0 and not self._served:
-            return _cannot_start(f"exit code {code}; what it said is on the standard error")
+            return _cannot_start(f"exit code {code}; see its message on the standard error")
         kind = WorkerDied if began else WorkerGone
         return kind(f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def kill(self) -> None:
-        """Stop it at once, whatever it does; its owner's thread notices."""
+        """Kill the process; the thread that waits in `run` gets a `WorkerDied`."""
         self._process.kill()
 
     def end(self) -> None:
-        """Stop it, and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         self._process.kill()
         self._process.wait()
         self.disown()
 
     def disown(self) -> None:
-        """Let go of the pipes; in a forked process that is all there is to do, because the worker is another's."""
+        """Close the pipes. A forked process does only this, because the worker belongs to its parent."""
         self._tasks.close()
         self._answers.close()
         if self._process.returncode is None:
-            # Nobody is to wait for it here.
+            # Keep subprocess from waiting for a process that is not a child of this one.
             self._process.returncode = 0
 
 

@@ -1,7 +1,7 @@
-"""What a worker process does: it runs one task after another for the process that started it, and ends with it.
+"""The main loop of a worker process: run tasks for the parent process, and end when the parent does.
 
-Tasks come through the standard input and results leave through the standard output; what a model prints goes to the
-standard error instead, because it is no result of the program.
+Tasks arrive on the standard input and results leave on the standard output. What a model prints is redirected to the
+standard error, so that it does not mix with the results.
 """
 
 import importlib
@@ -17,11 +17,11 @@ from epvi.engines.frames import receive, send
 
 
 def serve(num_workers: int, preloaded: str) -> None:
-    """Run tasks until the input ends.
+    """Run tasks until the standard input is closed.
 
-    `num_workers` is how many processes share the cores, `preloaded` the module that every task needs.
+    `num_workers` is the number of processes that share the cores, `preloaded` a module that every task needs.
     """
-    # In a program that has closed its standard error this takes its number, and prints go nowhere.
+    # If the parent has closed its standard error, this takes descriptor 2, and what is printed is discarded.
     nothing = os.open(os.devnull, os.O_RDWR)
     incoming = FileIO(os.dup(0), "rb")
     outgoing = FileIO(os.dup(1), "wb")
@@ -39,7 +39,7 @@ def serve(num_workers: int, preloaded: str) -> None:
 
 
 def _listen(incoming: FileIO, tasks: "queue.SimpleQueue[bytes]") -> None:
-    """Take tasks as they come; without the process that sends them, what is being computed is for nobody."""
+    """Queue tasks as they arrive; end this process, even in the middle of a task, when the parent has ended."""
     while True:
         try:
             tasks.put(receive(incoming))
@@ -48,7 +48,7 @@ def _listen(incoming: FileIO, tasks: "queue.SimpleQueue[bytes]") -> None:
 
 
 def _answer(task: bytes) -> bytes:
-    """The result of a task, or the exception that it ended with."""
+    """Run a pickled task: the pickled pair of its result and None, or of None and the exception it raised."""
     try:
         function, arguments = cloudpickle.loads(task)
         return cloudpickle.dumps((function(*arguments), None))
@@ -57,7 +57,7 @@ def _answer(task: bytes) -> bytes:
 
 
 def _failure(error: BaseException) -> bytes:
-    """An exception that the other process can read, whatever this one holds."""
+    """A pickled exception that the parent can load: a RuntimeError with its text if the original cannot be pickled."""
     plain = error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
     try:
         message = cloudpickle.dumps((None, plain))
@@ -68,9 +68,9 @@ def _failure(error: BaseException) -> bytes:
 
 
 def take_a_core(num_workers: int) -> None:
-    """Stay on one core that no other worker has, when there is one for each of this pool.
+    """Pin this process to a core that no other worker has taken, if there is a core for every worker of the pool.
 
-    A name that only one process can have, as long as it lives, says that a core is taken.
+    A core is taken by binding a socket name, which only one process at a time can hold.
     """
     if not hasattr(os, "sched_setaffinity"):
         return
@@ -80,7 +80,7 @@ def take_a_core(num_workers: int) -> None:
     for core in cores:
         name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
-            # In Linux's own name space: no file, and free again when the process ends, however it does.
+            # Linux's abstract namespace: no file is made, and the name is free again when the process ends.
             name.bind(f"\0epvi core {core} of user {os.getuid()}")
             os.sched_setaffinity(0, {core})
         except OSError:

@@ -174,7 +174,7 @@ def test_kernels_along_the_axes_say_when_shards_are_narrow_across_them():
     assert told
     assert 1 + int(told[1]) / 100 == pytest.approx(np.mean(wide.theta.std(axis=0)) / 0.1, rel=0.15)
     diagonal = epvi.combine_draws(draws, epvi.Semiparametric(epvi.Diagonal(), stages=2, thin=4)).status
-    assert re.search(r"leaves out how shard \d's theta\[0\] and theta\[1\]", diagonal.text)
+    assert re.search(r"ignores the dependence of shard \d's theta\[0\] and theta\[1\]", diagonal.text)
 
 
 def test_weierstrass_counts_the_draws_that_its_draws_descend_from():

@@ -1,1 +1,1 @@
-"""Products of Gaussian mixtures; one file per method."""
+"""Products of Gaussian mixtures: one file per product method."""

@@ -1,11 +1,14 @@
-"""Anchored product sampling: importance sampling of index vectors k·, given points θ_a where the product has mass.
+"""Anchored product sampling: importance sampling of index vectors k·, proposed at anchor points θ_a.
 
-Given θ the indices are independent, p(k_m|θ) ∝ w_mk N(θ|μ_mk, Λ_mk⁻¹), and W_k·/Z = E_{θ~q*} Π_m p(k_m|θ). So k· is
-proposed from Σ_a v_a Π_m p(k_m|θ_a) over anchors θ_a and weighed with W_k· over that proposal, which is computable
-exactly: its logs are one product of the one-hot indices (S x MK) with the table of log p(k_m|θ_a) (MK x A). The mean
-weight estimates Z = ∫ Π q_m without bias. The first anchors are drawn around the modes of Π q_m (`modes.py`), the next
-from the weighted result of the round before, some of them many sds out in all rounds but the last, to meet what is
-wide; the modes stay anchors, with a small share, so that none is forgotten.
+Given θ the indices are independent, p(k_m|θ) ∝ w_mk N(θ|μ_mk, Λ_mk⁻¹), and W_k·/Z = E_{θ~q*} Π_m p(k_m|θ). The
+proposal is therefore the mixture Σ_a v_a Π_m p(k_m|θ_a) over anchors θ_a, and the importance weight of k· is W_k· over
+its proposal probability. That probability is exact and cheap: the logs of its terms are one matrix product of the
+one-hot indices (S x MK) with the table of log p(k_m|θ_a) (MK x A). The mean importance weight estimates Z = ∫ Π q_m
+without bias.
+
+Anchors are placed in rounds. The first are drawn around the modes of Π q_m (`modes.py`), later ones from the weighted
+components of the round before. All rounds but the last also place some anchors many sds out, to find wide parts of the
+product. The modes themselves remain anchors in every round, with a small share of the proposal, so that none is lost.
 """
 
 import dataclasses
@@ -32,18 +35,29 @@ from epvi.hub.product.resampling import systematic
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Stack, check_memory, finish, stack
 
-# What is spread evenly over the modes: this share of the anchors in every round, and of the Gaussians at the first.
+# Share of the proposal spread evenly over the modes: in every round as anchors at the modes themselves, in the first
+# round also among the Gaussians that the other anchors are drawn from. It bounds the importance weights near modes of
+# little mass. Judgement.
 _MODES_SHARE = 0.1
-# Draws that are made together, at most, and the numbers that their components may take.
+# Most draws computed together, and the number of draws in every round but the last. Judgement.
 _CHUNK = 1024
+# Most float64 numbers that the components of one chunk may hold: 64 MiB. Judgement.
 _NUMBERS = 2**23
-# Instead of −∞, where 0 · (−∞) would be NaN in a matrix product.
+# Log probability that stands for −∞, since 0 · (−∞) is NaN in a matrix product. exp underflows to 0 far above it.
 _IMPOSSIBLE = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
 class AnchoredDiagnostics:
-    """How good the proposal was, by round and at last; `mean_standard_error` is that of the product's mean."""
+    """How well the proposal covered the product.
+
+    Attributes:
+        ess: effective sample size of the final round's importance weights, (Σω)² / Σω².
+        ess_by_round: effective sample size of every round, the final one last.
+        largest_weight: largest normalised importance weight of the final round.
+        num_modes: number of distinct modes of Π q_m that the search found.
+        mean_standard_error: Monte Carlo standard error of the product's mean.
+    """
 
     ess: float
     ess_by_round: tuple[float, ...]
@@ -54,14 +68,22 @@ class AnchoredDiagnostics:
 
 @dataclasses.dataclass(frozen=True)
 class Anchored(Product):
-    """`num_samples` weighted components, proposed from `num_anchors` anchors that are placed `rounds` times.
+    """Importance sampling of the product's components (see the module docstring).
 
-    The effective sample size speaks of the modes that were found; a mode that the search never met is invisible to it.
-    The search climbs from shards' components and from short chains over k·, and early anchors reach far out.
+    The effective sample size is blind to modes that the search did not find. The search climbs from components of the
+    shards and from the ends of short chains over k·; anchors of early rounds are also placed far out.
+
+    Attributes:
+        num_samples: number of weighted components returned.
+        num_anchors: number of anchors, in addition to the modes.
+        rounds: how many times anchors are placed.
     """
 
+    # Components. Judgement: in the example of docs/products.md (M = 200, K = 4, d = 19) their ESS is about 1,400.
     num_samples: int = 2000
+    # Points. Judgement: with 256, `python benchmarks/modes.py` finds mode masses to 0.004 at M = 200.
     num_anchors: int = 256
+    # Placements. Judgement: around the modes, around the first round's components, and the final one.
     rounds: int = 3
 
     def __post_init__(self) -> None:
@@ -70,7 +92,7 @@ class Anchored(Product):
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
-        """Components weighted by importance, with the log normaliser."""
+        """Components with normalised importance weights, and an estimate of the log normaliser."""
         check_memory(self.num_samples, mixtures)
         stacked = stack(fold_singles(mixtures))
         blocks = in_blocks(stacked, max(_CHUNK, self.num_anchors))
@@ -86,7 +108,7 @@ class Anchored(Product):
         return self._result(drawn, len(task.modes.theta), [*history, _ess(drawn.log_weights)])
 
     def _round(self, task: "_Task", source: "_Weighted", key: AnyArray, size: int, *, explore: bool) -> "_Drawn":
-        """Place anchors: one draw from each of `num_anchors` resampled Gaussians, and the modes; draw from them."""
+        """Draw an anchor from each of `num_anchors` resampled Gaussians, add the modes, sample `size` components."""
         z, uniforms = _noise(key, self.num_anchors, task.stacked.dim)
         if explore:
             z = z * _reach(self.num_anchors)[:, None]
@@ -112,7 +134,7 @@ class Anchored(Product):
             mean_standard_error=np.sqrt(weights**2 @ deviations**2),
         )
         log_z = np.max(log_weights) + np.log(np.mean(np.exp(log_weights - np.max(log_weights))))
-        # By the delta method: sd(ω / mean ω) / √S.
+        # Standard error of log Z by the delta method: sd(ω / mean ω) / √S.
         relative = np.std(weights * len(weights), ddof=1) / np.sqrt(len(weights))
         log_normaliser = Estimate(np.asarray(log_z), np.asarray(relative))
         return ProductMixture(drawn.mixture, log_normaliser, diagnostics, self._status(diagnostics))
@@ -120,49 +142,57 @@ class Anchored(Product):
     def _status(self, found: AnchoredDiagnostics) -> Status:
         modes = f"{found.num_modes} mode" + ("s" if found.num_modes > 1 else "")
         size = f"{found.ess:,.0f} effective of {self.num_samples:,} draws, {modes}"
+        # Least acceptable ESS: 5 % of the draws, and 100 (which gives means a standard error of 0.1 sd) or half of the
+        # draws, whichever is less. Judgement.
         if not found.ess >= max(min(100.0, self.num_samples / 2), 0.05 * self.num_samples):
             remedy = "raise num_anchors, rounds or num_samples, or merge the shards' components first (reduce)."
-            return Status(False, f"the weights are uneven ({size}): {remedy}")
+            return Status(False, f"the importance weights are uneven ({size}): {remedy}")
         return Status(True, f"sampled: {size}.")
 
 
 class _Task(NamedTuple):
-    """The mixtures to multiply, and the modes of their product."""
+    """What is to be sampled."""
 
-    stacked: Stack
-    blocks: Blocks
-    modes: ProductModes
+    stacked: Stack  # the mixtures to multiply
+    blocks: Blocks  # the same, cut into blocks of shards
+    modes: ProductModes  # modes of their product
 
 
 class _Anchors(NamedTuple):
+    """Anchor points θ_a, and their log proposal weights log v_a."""
+
     theta: Float[AnyArray, "A d"]
     log_weights: Float[AnyArray, " A"]
 
 
 class _Weighted(NamedTuple):
-    """Weighted Gaussians that anchors are drawn from, in the stack's centred coordinates."""
+    """Weighted Gaussians from which anchors are drawn."""
 
-    means: Float[AnyArray, "n d"]
-    roots: Float[AnyArray, "n *packed"]
-    log_weights: Float[AnyArray, " n"]
+    means: Float[AnyArray, "n d"]  # in the stack's centred coordinates
+    roots: Float[AnyArray, "n *packed"]  # L of the precisions L Lᵀ
+    log_weights: Float[AnyArray, " n"]  # up to a constant
 
 
 class _Drawn(NamedTuple):
-    """Weighted product components: `mixture` holds normalised weights, `log_weights` are log W − log proposal."""
+    """Sampled product components, weighted in `mixture`; `log_weights` are the unnormalised log W − log proposal."""
 
     mixture: GaussianMixture
     log_weights: Float[np.ndarray, " S"]
 
 
 def _reach(num_anchors: int) -> Float[np.ndarray, " A"]:
-    """By how many sds anchors are drawn: every fourth from 1 to 1,000 times as far, so that wider parts are met."""
+    """Factors by which anchors' deviations are stretched, to find wide parts of the product around narrow ones.
+
+    A quarter of the anchors is stretched by 1 to 1,000, evenly in the logarithm. Judgement; that a part 100 times as
+    wide as the mode is found is tested (`test_anchored_keeps_a_wide_part_around_a_needle`).
+    """
     reach = np.ones(num_anchors)
     reach[::4] = np.geomspace(1, 1e3, len(reach[::4]))
     return np.random.default_rng(0).permutation(reach)
 
 
 def _gaussians_at(modes: ProductModes) -> _Weighted:
-    """The modes by their mass, and a little of each."""
+    """Gaussians at the modes, weighted by mass, with a minimum weight for each."""
     mass = np.exp(modes.log_mass - np.max(modes.log_mass))
     share = (1 - _MODES_SHARE) * mass / np.sum(mass) + _MODES_SHARE / len(mass)
     return _Weighted(modes.theta, modes.roots, np.log(share))
@@ -170,7 +200,7 @@ def _gaussians_at(modes: ProductModes) -> _Weighted:
 
 @compiled
 def _noise(key: AnyArray, n: int, d: int) -> tuple[AnyArray, AnyArray]:
-    # Chunks of draws fold in 1, 2, ...; this is 0.
+    # Chunks of draws fold in 1, 2, ...; 0 is free.
     place, deal = jax.random.split(jax.random.fold_in(key, 0))
     return jax.random.normal(place, (n, d)), jax.random.uniform(deal, (2,))
 
@@ -181,7 +211,7 @@ def _perturbed(structure: Structure, means: AnyArray, roots: AnyArray, z: AnyArr
 
 
 def _draw(task: _Task, anchors: _Anchors, which: Int[np.ndarray, " S"], key: AnyArray) -> _Drawn:
-    """One component from each anchor in `which`, with its importance weight, chunk by chunk."""
+    """One component proposed from each anchor in `which`, with its importance weight; computed in chunks."""
     size, per_draw = len(which), task.stacked.dim + task.stacked.precisions[0, 0].size
     chunk = max(1, min(_CHUNK, _NUMBERS // per_draw))
     chunks = np.pad(which, (0, -size % chunk)).reshape(-1, chunk)
@@ -191,14 +221,14 @@ def _draw(task: _Task, anchors: _Anchors, which: Int[np.ndarray, " S"], key: Any
         for number, at in enumerate(chunks, start=1)
     ]
     means, roots, log_weights = (np.concatenate(parts)[:size] for parts in zip(*made, strict=True))
-    # The maximum goes first: at a log weight of −10⁸ a float64 has no more than eight decimals.
+    # Subtract the maximum before normalising: float64 has only eight decimals at a log weight of −10⁸.
     shifted = log_weights - np.max(log_weights)
     normalised = shifted - np.logaddexp.reduce(shifted)
     return _Drawn(GaussianMixture(normalised, means, roots, task.stacked.structure), log_weights)
 
 
 class _Table(NamedTuple):
-    """log p(k_m|θ_a), and its running sums over k (not logs), for the shards in blocks."""
+    """log p(k_m|θ_a) for every block of shards, and the cumulative probabilities over k."""
 
     log_p: Float[AnyArray, "*B A m K"]
     cumulative: Float[AnyArray, "*B A m K"]
@@ -225,14 +255,14 @@ def _draw_chunk(
 def _propose(
     table: _Table, which: Int[AnyArray, " S"], key: AnyArray
 ) -> tuple[Int[AnyArray, "S M"], Float[AnyArray, "S A"]]:
-    """k_m ~ p(k_m|θ_which) for every shard, and log Π_m p(k_m|θ_a) for every anchor at what came out."""
+    """Sample k_m ~ p(k_m|θ_which) for every shard; evaluate log Π_m p(k_m|θ_a) of the sample at every anchor."""
     num_blocks, a, per_block, k = table.log_p.shape
     s = len(which)
 
     def block(log_products: AnyArray, at: tuple[_Table, AnyArray]) -> tuple[AnyArray, AnyArray]:
         here, uniform = at
         cumulative = here.cumulative[which]
-        # u in (0, 1], so that neither end can pick a component of no probability.
+        # Inverse-CDF sampling with u in (0, 1], so that no component of probability zero is chosen at either end.
         index = jnp.sum((1 - uniform)[:, :, None] * cumulative[:, :, -1:] > cumulative, axis=-1)
         one_hot = jax.nn.one_hot(index, k).reshape(s, -1)
         return log_products + one_hot @ here.log_p.reshape(a, -1).T, index

@@ -1,12 +1,12 @@
-"""A stack cut into blocks of shards, and what is computed from tables over (points x components of a block).
+"""A stack cut into blocks of shards: component log densities at points, and product components at index vectors.
 
-Tables and one-hot indices turn sums over shards into matrix products, and blocks bound their size. `select` gives the
-product components at S index vectors k· (the paper's equations 6-8):
+Tables over (points x components) and one-hot indices turn sums over shards into matrix products; blocks bound the size
+of the tables. `select` computes the product components at S index vectors k· (the paper's equations 6-8):
 
     Λ = Σ_m Λ_mk,  μ = Λ⁻¹ Σ_m Λ_mk μ_mk,  log W = Σ_m [log w_mk + log N(μ_mk; μ, Λ_mk⁻¹)] − log N(μ; μ, Λ⁻¹)
 
-in two passes over the shards: sums first, then distances from μ. No large terms cancel, as they would in
-½ηᵀΛ⁻¹η − ½Σ μᵀΛμ.
+in two passes over the shards: first the sums, then the squared distances from μ. This avoids the cancellation of large
+terms in ½ηᵀΛ⁻¹η − ½Σ μᵀΛμ.
 """
 
 import equinox as eqx
@@ -20,27 +20,29 @@ from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray
 from epvi.hub.product.stack import Stack, StackedComponents
 
-# Components of one block, at most, and the numbers that a table over them may take.
+# Most components in one block (the width of the one-hot matrices). Judgement.
 _COMPONENTS = 256
+# Most float64 numbers in one table over points, components and dimensions: 64 MiB. Judgement.
 _NUMBERS = 2**23
 
 
 class Blocks(eqx.Module):
-    """The stack in blocks of shards, (blocks, shards, K, ...); shards that fill up the last block are flat.
+    """A `Stack` in blocks of shards, with axes (blocks, shards, K, ...).
 
-    A flat shard has Λ = 0 and all its weight on its first component, so it adds nothing to any sum.
+    The last block is padded with flat shards: Λ = 0 and all weight on the first component, so they add nothing to any
+    sum.
     """
 
-    log_mass: Float[AnyArray, "*B m K"]
-    means: Float[AnyArray, "*B m K d"]
-    etas: Float[AnyArray, "*B m K d"]
-    precisions: Float[AnyArray, "..."]
-    centre: Float[AnyArray, "*B d"]
+    log_mass: Float[AnyArray, "*B m K"]  # log w_mk + ½ log|Λ_mk|
+    means: Float[AnyArray, "*B m K d"]  # μ_mk, in the stack's centred coordinates
+    etas: Float[AnyArray, "*B m K d"]  # Λ_mk μ_mk
+    precisions: Float[AnyArray, "..."]  # Λ_mk, packed
+    centre: Float[AnyArray, "*B d"]  # the stack's reference point, repeated for every block
     structure: Structure = eqx.field(static=True)
 
 
 def in_blocks(stacked: Stack, num_points: int) -> Blocks:
-    """Cut a stack for tables over `num_points` points."""
+    """Cut a stack into blocks small enough for tables over `num_points` points."""
     m, k, d = stacked.means.shape
     per_block = max(1, min(m, _COMPONENTS // k, _NUMBERS // (num_points * d * k)))
     missing = -m % per_block
@@ -69,7 +71,7 @@ def log_joint(shards: Blocks, theta: Float[AnyArray, " d"]) -> Float[AnyArray, "
 
 @compiled
 def select(blocks: Blocks, index: Int[AnyArray, "S M"]) -> StackedComponents:
-    """The product components at S index vectors, M counting the flat shards that fill the last block."""
+    """The product components at S index vectors; M includes the flat shards that pad the last block."""
     structure = blocks.structure
     num_blocks, per_block, k, d = blocks.means.shape
     s = index.shape[0]

@@ -1,13 +1,13 @@
-"""A Markov chain over component indices k· (the paper, Algorithm 2), many chains at once.
+"""Metropolis-within-Gibbs sampling of component indices k· (the paper, Algorithm 2), many chains in parallel.
 
 A step picks a shard m, proposes one of its components c uniformly, and accepts with probability min(1, W_c·/W_k·).
-With the sums over the other shards, Λ₋ and η₋ (μ₋ = Λ₋⁻¹η₋), the ratio needs only what changes:
+With the sums over the other shards, Λ₋ and η₋ (μ₋ = Λ₋⁻¹η₋), the ratio needs only the terms that change:
 
     W_k· ∝ w_mk |Λ_mk|^½ |Λ₋ + Λ_mk|^-½ exp(−½ (μ_mk − μ₋)ᵀ (Λ₋⁻¹ + Λ_mk⁻¹)⁻¹ (μ_mk − μ₋))
 
-so a step costs O(d) (d³ for `Full`) whatever M is. Taking a shard out of a running sum is a subtraction, which would
-lose a wide rest behind a narrow component and drift over many steps; the sums are kept as pairs of floats (Knuth's
-two-sum, 106 bits), so they do neither.
+so a step costs O(d) (d³ for `Full`), independent of M. Removing a shard from a running sum is a subtraction. In plain
+float64 it would cancel catastrophically where a narrow component is removed from wide ones, and rounding errors would
+accumulate over many steps. The sums are therefore kept in double-double arithmetic (Knuth's two-sum, 106 bits).
 """
 
 import dataclasses
@@ -31,13 +31,23 @@ from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.product.stack import Stack, StackedComponents, check_memory, finish, stack
 
-# Steps of every chain that are compiled as one stretch.
+# Steps per chain in one call of the compiled loop, so that one compilation serves any number of steps. Judgement.
 _STRETCH = 1024
 
 
 @dataclasses.dataclass(frozen=True)
 class ChainDiagnostics:
-    """How well the chains mixed; `mean_standard_error` is that of the product's mean, `index` holds k· on request."""
+    """How well the chains mixed.
+
+    Attributes:
+        acceptance_rate: share of proposals accepted, after burn-in.
+        r_hat_log_weight: split R̂ of log W.
+        r_hat_means: largest split R̂ of the components' means over coordinates.
+        ess_log_weight: effective sample size of log W.
+        ess_means: smallest effective sample size of the components' means over coordinates.
+        mean_standard_error: Monte Carlo standard error of the product's mean.
+        index: sampled index vectors k· with `keep_index`, else None.
+    """
 
     acceptance_rate: float
     r_hat_log_weight: float
@@ -50,14 +60,21 @@ class ChainDiagnostics:
 
 @dataclasses.dataclass(frozen=True)
 class Chain(Product):
-    """The paper's sampler: R = `num_samples` equally weighted components (rounded up to a multiple of `num_chains`).
+    """The paper's Algorithm 2: equally weighted components sampled by Markov chains over k·.
 
-    `burn_in` counts sweeps of M steps. Every `thin`-th step is kept: 1 is the paper's, None keeps one a sweep.
-    `keep_index` puts the R x M component indices into the diagnostics.
+    Attributes:
+        num_samples: number R of components kept, rounded up to a multiple of `num_chains`.
+        burn_in: sweeps of M steps discarded at the start of every chain.
+        num_chains: number of chains run in parallel.
+        thin: steps from one kept component to the next; 1 as in the paper, None for one sweep.
+        keep_index: whether to store the R x M component indices in the diagnostics.
     """
 
+    # Components. Judgement: as many as `Anchored` returns.
     num_samples: int = 2000
+    # Sweeps. Judgement; split R̂ reports when it is too short.
     burn_in: int = 20
+    # Chains. Judgement: enough for split R̂ to compare, and 100 components from each at the default `num_samples`.
     num_chains: int = 20
     thin: int | None = None
     keep_index: bool = False
@@ -70,7 +87,7 @@ class Chain(Product):
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
-        """R components sampled in proportion to their weights."""
+        """R equally weighted components, sampled with probability proportional to W."""
         check_memory(self.num_samples, mixtures)
         stacked = stack(mixtures)
         m = stacked.num_shards
@@ -82,22 +99,24 @@ class Chain(Product):
 
     def _status(self, found: ChainDiagnostics, r: int) -> Status:
         r_hat, ess = max(found.r_hat_log_weight, found.r_hat_means), min(found.ess_log_weight, found.ess_means)
+        # The customary limit of R̂ (Gelman & Rubin 1992).
         if not r_hat < 1.1:
             return Status(
                 False,
                 f"the chains disagree (split R-hat {r_hat:.2f}): use Anchored(), which keeps separate modes,"
                 " or raise burn_in, thin and num_samples.",
             )
+        # With 100 effective components a mean has a standard error of 0.1 sd. Judgement.
         if ess < 100:
             return Status(False, f"only {ess:.0f} effective of {r:,} components: raise thin or num_samples.")
         return Status(True, f"mixed: split R-hat {r_hat:.3f}, {ess:,.0f} effective of {r:,} components.")
 
 
 class _Pair(NamedTuple):
-    """An unevaluated sum high + low of two floats.
+    """A double-double number: the unevaluated sum high + low of two floats.
 
-    What is added and taken out again must be read from a table: a product computed on the spot may be contracted with
-    the addition (FMA), and then the two are not the same number.
+    A term that is added and later subtracted must be read from a table both times. If it were computed in place, the
+    compiler could contract its product with the addition (FMA), and the two terms would differ in their last bits.
     """
 
     high: AnyArray
@@ -112,31 +131,33 @@ class _Pair(NamedTuple):
 
 
 class _ChainState(NamedTuple):
-    indices: Int[AnyArray, " M"]
-    precision: _Pair
-    eta: _Pair
-    log_w: Float[AnyArray, ""]
+    """State of one chain."""
+
+    indices: Int[AnyArray, " M"]  # k·
+    precision: _Pair  # Σ_m Λ_mk, packed
+    eta: _Pair  # Σ_m Λ_mk μ_mk
+    log_w: Float[AnyArray, ""]  # log W_k·
 
 
 class _Plan(NamedTuple):
-    """Counts of chains, burn-in steps, components kept a chain, and steps from one kept component to the next."""
+    """Length of a run."""
 
     num_chains: int
-    burn_in: int
-    per_chain: int
-    thin: int
-    keep_index: bool
+    burn_in: int  # steps discarded per chain
+    per_chain: int  # components kept per chain
+    thin: int  # steps from one kept component to the next
+    keep_index: bool  # whether to keep k·
 
 
 class _Run(NamedTuple):
-    """The kept components, chain after chain, with the series that tell how well the chains mixed."""
+    """What the chains kept."""
 
-    mixture: GaussianMixture
-    means: Float[AnyArray, "C n d"]
-    log_w: Float[AnyArray, "C n 1"]
-    component_sd: Float[AnyArray, " d"]
+    mixture: GaussianMixture  # the kept components, chain after chain, equally weighted
+    means: Float[AnyArray, "C n d"]  # their means by chain, in the stack's centred coordinates
+    log_w: Float[AnyArray, "C n 1"]  # their log W by chain
+    component_sd: Float[AnyArray, " d"]  # sds of one component, the scale on which means are compared
     acceptance_rate: Float[AnyArray, ""]
-    indices: Int[AnyArray, "R M"] | None
+    indices: Int[AnyArray, "R M"] | None  # their k·
 
 
 def _diagnose(run: _Run) -> ChainDiagnostics:
@@ -154,11 +175,11 @@ def _diagnose(run: _Run) -> ChainDiagnostics:
 
 
 class _ChainStep(NamedTuple):
-    """The random numbers of one step: a shard, one of its components, and the log of a uniform."""
+    """Random numbers of one step."""
 
-    shard: Int[AnyArray, "*C"]
-    proposal: Int[AnyArray, "*C"]
-    log_u: Float[AnyArray, "*C"]
+    shard: Int[AnyArray, "*C"]  # shard m to update
+    proposal: Int[AnyArray, "*C"]  # component proposed for it
+    log_u: Float[AnyArray, "*C"]  # log of the uniform number that decides acceptance
 
 
 def _draw_steps(stacked: Stack, key: AnyArray, shape: tuple[int, ...]) -> _ChainStep:
@@ -169,7 +190,7 @@ def _draw_steps(stacked: Stack, key: AnyArray, shape: tuple[int, ...]) -> _Chain
 
 
 def _scaled(uniform: AnyArray, count: Int[AnyArray, "..."]) -> Int[AnyArray, "..."]:
-    """Whole numbers from 0 to count − 1."""
+    """Uniform numbers in [0, 1) as integers from 0 to count − 1."""
     return jnp.floor(uniform * count.astype(uniform.dtype)).astype(count.dtype)
 
 
@@ -185,16 +206,16 @@ def _begin(stacked: Stack, index: Int[AnyArray, " M"], log_w: Float[AnyArray, ""
 
 
 class _Entry(NamedTuple):
-    """What the mixtures hold of one component."""
+    """One component of one shard."""
 
-    log_mass: Float[AnyArray, ""]
-    mean: Float[AnyArray, " d"]
-    eta: Float[AnyArray, " d"]
-    precision: Float[AnyArray, "*packed"]
+    log_mass: Float[AnyArray, ""]  # log w_mk + ½ log|Λ_mk|
+    mean: Float[AnyArray, " d"]  # μ_mk
+    eta: Float[AnyArray, " d"]  # Λ_mk μ_mk
+    precision: Float[AnyArray, "*packed"]  # Λ_mk
 
 
 def _as_table(stacked: Stack) -> Float[AnyArray, "M K numbers"]:
-    """Every component's numbers side by side, so that a step reads two stretches of memory however large M is."""
+    """All components' parameters in contiguous rows, so that a step reads two rows of memory whatever M is."""
     log_mass = (stacked.log_weights + stacked.half_log_dets)[:, :, None]
     packed = stacked.precisions.reshape(*log_mass.shape[:2], -1)
     return jnp.concatenate([log_mass, stacked.means, stacked.etas, packed], axis=2)
@@ -211,7 +232,7 @@ def _move(structure: Structure, table: AnyArray, state: _ChainState, step: _Chai
     old, new = (_read(table[m, at], d, structure.packed_shape(d)) for at in (k, step.proposal))
     precision, eta = state.precision.plus(-old.precision), state.eta.plus(-old.eta)
     rest = precision.high
-    # All three factors in one batch: see structure.py.
+    # All three factorisations in one batch: see gaussian/structure.py.
     roots = jax.vmap(structure.root)(jnp.stack([rest, rest + old.precision, rest + new.precision]))
     rest_mean = structure.solve(roots[0], eta.high)
 
@@ -230,7 +251,7 @@ def _move(structure: Structure, table: AnyArray, state: _ChainState, step: _Chai
 
 
 def _run(stacked: Stack, key: AnyArray, plan: _Plan) -> _Run:
-    """Burn in and keep, stretch by stretch, so that one compilation serves any number of components."""
+    """Burn in and sample in stretches of a fixed number of steps, so that one compilation serves any run length."""
     rows = min(plan.per_chain, max(1, _STRETCH // plan.thin))
     burn_in, stretches = -(-plan.burn_in // (rows * plan.thin)), -(-plan.per_chain // rows)
     state = _start(stacked, in_blocks(stacked, plan.num_chains), jax.random.fold_in(key, 0), plan.num_chains)
@@ -244,13 +265,13 @@ def _run(stacked: Stack, key: AnyArray, plan: _Plan) -> _Run:
 
 
 def wander(stacked: Stack, key: AnyArray, num_chains: int, steps: int) -> Float[np.ndarray, "C d"]:
-    """Where short chains from random indices end: the means of their components, in the stack's coordinates."""
+    """Run short chains from random indices; return the means of their last components, in the stack's coordinates."""
     return np.asarray(_run(stacked, key, _Plan(num_chains, 0, 1, steps, keep_index=False)).means)[:, 0]
 
 
 @compiled
 def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _ChainState:
-    # The largest of uniform numbers, among the components of any weight: all of them are equally likely.
+    # Each shard's index is uniform over its components of positive weight: the argmax of i.i.d. uniform numbers.
     uniform = jax.random.uniform(key, (num_chains, *stacked.log_weights.shape))
     weighted = jnp.isfinite(stacked.log_weights)[None]
     index = jnp.argmax(jnp.where(weighted, uniform, -1.0), axis=-1).astype(stacked.counts.dtype)
@@ -263,7 +284,7 @@ def _start(stacked: Stack, blocks: Blocks, key: AnyArray, num_chains: int) -> _C
 def _walk(
     stacked: Stack, state: _ChainState, seed: tuple[AnyArray, AnyArray], rows: int, plan: _Plan
 ) -> tuple[_ChainState, tuple]:
-    """`rows` times `thin` steps of every chain."""
+    """Run every chain for `rows` x `thin` steps, keeping every `thin`-th."""
     steps = _draw_steps(stacked, jax.random.fold_in(*seed), (rows, plan.thin, plan.num_chains))
     table = _as_table(stacked)
     move = jax.vmap(lambda s, r: _move(stacked.structure, table, s, r))
@@ -278,7 +299,7 @@ def _walk(
 
 @compiled
 def _packed(stacked: Stack, kept: StackedComponents, index: AnyArray | None, acceptance_rate: AnyArray) -> _Run:
-    """What the chains kept, (n, C, ...) with η for the mean, as equally weighted components."""
+    """The kept states, (n, C, ...) with η in place of the mean, as equally weighted components."""
     structure = stacked.structure
     log_w, eta, precision = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), kept)
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (eta, precision))

@@ -1,8 +1,8 @@
-"""All Π K_m components of the product (the paper, eq. 5-8), and the exact log ∫ Π q_m.
+"""Exact product: all Π K_m components (the paper, eq. 5-8), and the exact log ∫ Π q_m.
 
-The shards are multiplied as a balanced tree of pairs: every node costs O(d) per component it makes (d³ for `Full`) and
-the last node makes all of them, so the whole costs O(d Π K_m), not O(d M Π K_m). Components come in the order of
-`itertools.product`: the last shard's index changes fastest.
+The shards are multiplied in a balanced binary tree. A node costs O(d) per component that it produces (d³ for `Full`),
+and the last node produces all of them, so the total cost is O(d Π K_m) instead of O(d M Π K_m). Components are in the
+order of `itertools.product`: the last shard's index changes fastest.
 """
 
 import dataclasses
@@ -31,7 +31,9 @@ from epvi.hub.product.stack import StackedComponents, check_memory, components_o
 class Exact(Product):
     """Enumerate the product; refuse when it has more than `max_components`, or needs more than `max_gigabytes`."""
 
+    # Components: 4^10, which take 0.24 s and 0.9 GB in 19 dimensions (`python benchmarks/products.py`).
     max_components: int = 2**20
+    # GB (10⁹ bytes), as in stack.py.
     max_gigabytes: float | int = 4.0
 
     def __post_init__(self) -> None:
@@ -42,7 +44,7 @@ class Exact(Product):
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
-        """Every component, weighted."""
+        """All components with their weights."""
         self._check_budget(mixtures)
         factors = fold_singles(mixtures)
         structure = factors[0].structure
@@ -55,17 +57,16 @@ class Exact(Product):
         total = math.prod(counts)
         ks = f"K = {counts[0]}" if len(set(counts)) == 1 else f"K from {min(counts)} to {max(counts)}"
         number = f"{total:,}" if total < 10**15 else f"about 10^{sum(map(math.log10, counts)):.0f}"
-        size = f"{ks}, M = {len(counts)}: the product has {number} components"
         if total > self.max_components:
             raise EpviError(
-                f"{size}, over the budget of {self.max_components:,}."
-                " Use Anchored() (or Chain, Subset), or raise max_components."
+                f"the product has {number} components ({ks}, M = {len(counts)}), over the budget of"
+                f" {self.max_components:,}: use Anchored() (or Chain, Subset), or raise max_components."
             )
         check_memory(total, mixtures, self.max_gigabytes)
 
 
 def halves(mixtures: Sequence[GaussianMixture]) -> tuple[StackedComponents, StackedComponents]:
-    """The components of two parts of the shards, whose pairs are the components of the whole product."""
+    """The products over two parts of the shards; all pairs of their components make up the whole product."""
     factors = [components_of(mixture) for mixture in mixtures]
     middle = _middle([len(factor.log_mass) for factor in factors])
     structure = mixtures[0].structure
@@ -73,7 +74,7 @@ def halves(mixtures: Sequence[GaussianMixture]) -> tuple[StackedComponents, Stac
 
 
 def _middle(sizes: Sequence[int]) -> int:
-    """Where to cut a list of factors so that both sides have about the same number of products."""
+    """Where to cut a list of factors so that both sides have products of about the same size."""
     logs = np.cumsum(np.log(sizes))
     return 1 + int(np.argmin(np.abs(logs[:-1] - logs[-1] / 2)))
 
@@ -93,7 +94,7 @@ def fuse(structure: Structure, a: StackedComponents, b: StackedComponents) -> St
 
 @compiled
 def pairs(structure: Structure, left: StackedComponents, right: StackedComponents) -> StackedComponents:
-    """All products of a component of `left` with one of `right`, in blocks."""
+    """The products of every component of `left` with every component of `right`, computed in blocks."""
 
     def row(a: StackedComponents) -> StackedComponents:
         return jax.vmap(lambda b: fuse(structure, a, b))(right)
@@ -106,7 +107,7 @@ def pairs(structure: Structure, left: StackedComponents, right: StackedComponent
 def pair_log_weights(
     structure: Structure, num_shards: int, left: StackedComponents, right: StackedComponents
 ) -> AnyArray:
-    """log W of all pairs, without holding their parameters."""
+    """log W of all pairs, without storing their means and precisions."""
     d = left.mean.shape[-1]
 
     def weight(a: StackedComponents, b: StackedComponents) -> AnyArray:

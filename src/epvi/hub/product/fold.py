@@ -1,7 +1,7 @@
-"""Shards with one component: they have no choice to make, so one Gaussian stands for all of them.
+"""Replace all single-component mixtures by their product, which is one Gaussian.
 
-Takes M ≥ 2 mixtures of one structure; gives at least two, whose product is the same. Most shards of a well-behaved
-posterior have one component, and this keeps them out of every table.
+Takes M ≥ 2 mixtures of one structure; returns at least two with the same product. Most shards of a well-behaved
+posterior have one component, and folding keeps them out of every table over components.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from epvi.hub.product.stack import constant
 
 
 def fold_singles(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
-    """The same product from fewer factors; the folded one comes first and carries its mass as a weight.
+    """Mixtures with the same product; the folded Gaussian comes first, and its weight is its (unnormalised) mass.
 
-    The last mixture stays as it is, so the order of the product's components does not change.
+    The last mixture is never folded, so the order of the product's components does not change.
     """
     singles = [mixture for mixture in mixtures[:-1] if len(mixture.log_weights) == 1]
     if len(singles) < 2:
@@ -26,7 +26,7 @@ def fold_singles(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
 
 
 def _one_gaussian(singles: list[GaussianMixture]) -> GaussianMixture:
-    """Their product in NumPy: a compiled program would be another one for each number of shards."""
+    """Their product, in NumPy because JAX would recompile for every number of shards."""
     structure, packing = singles[0].structure, singles[0].structure.packing
     means = np.concatenate([np.asarray(mixture.means) for mixture in singles])
     roots = np.concatenate([np.asarray(mixture.roots) for mixture in singles])
@@ -34,7 +34,7 @@ def _one_gaussian(singles: list[GaussianMixture]) -> GaussianMixture:
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         precisions = packing.precision(roots)
         root = _root(structure, np.sum(precisions, axis=0))
-        # From one of the means, and then from near the product's, so that no digits are lost far from the origin.
+        # Measure from one of the means, then from the product's mean, so that no digits are lost far from the origin.
         mean = means[0]
         for _ in range(2):
             mean = mean + packing.solve(root, np.sum(packing.times(precisions, means - mean), axis=0))
@@ -46,7 +46,7 @@ def _one_gaussian(singles: list[GaussianMixture]) -> GaussianMixture:
 
 
 def _root(structure: Structure, precision: np.ndarray) -> np.ndarray:
-    """L with L Lᵀ = Λ; NaN where there is none, which the product refuses."""
+    """L with L Lᵀ = Λ; NaN if Λ is not positive-definite, which `multiply` refuses."""
     try:
         return structure.packing.root(precision)
     except np.linalg.LinAlgError:

@@ -1,8 +1,8 @@
-"""Did the chains mix: split R̂ and effective sample size of series (chains, draws, quantities), by NumPyro.
+"""Split R̂ and effective sample size of series (chains, draws, quantities), from NumPyro.
 
-NumPyro's functions divide by the variance, so a series that does not move (by more than rounding, 1e-9 of `scale`) is
-decided here. When all chains agree on its value, R̂ is 1 and every draw counts; when each chain is stuck at its own,
-R̂ is infinite and all draws together count as one; so it is for a series that is not finite.
+NumPyro's functions divide by the variance, so series that are constant within every chain are handled here. If all
+chains agree on the value, R̂ is 1 and every draw counts; if chains are stuck at different values, or a series is not
+finite, R̂ is infinite and the effective sample size is 1.
 """
 
 from collections.abc import Callable
@@ -15,16 +15,17 @@ PerQuantity = Float[np.ndarray, " q"]
 
 
 def split_r_hat(series: Series, scale: PerQuantity) -> PerQuantity:
-    """Split R̂ of every quantity; NaN with fewer than four draws a chain."""
+    """Split R̂ of every quantity; NaN with fewer than four draws per chain."""
     from numpyro.diagnostics import split_gelman_rubin
 
+    # The variance within half a chain needs two draws.
     if series.shape[1] < 4:
         return np.full(series.shape[2], np.nan)
     return _where_it_moves(split_gelman_rubin, series, scale, agreed=1.0, stuck=np.inf)
 
 
 def effective_size(series: Series, scale: PerQuantity) -> PerQuantity:
-    """Effective number of draws, at most as many as there are; one per chain with fewer than four draws a chain."""
+    """Effective sample size, at most the number of draws; with fewer than four draws per chain, one per chain."""
     from numpyro.diagnostics import effective_sample_size
 
     chains, draws, quantities = series.shape
@@ -35,7 +36,9 @@ def effective_size(series: Series, scale: PerQuantity) -> PerQuantity:
 
 
 def _where_it_moves(estimate: Callable, series: Series, scale: PerQuantity, agreed: float, stuck: float) -> PerQuantity:
+    """Apply `estimate` to the series that vary within some chain; `agreed` or `stuck` stands for the others."""
     with np.errstate(invalid="ignore"):
+        # Ranges below 1e-9 of the quantity's scale are rounding errors. Judgement: float64 has 16 digits.
         moving = np.max(np.ptp(series, axis=1), axis=0) > 1e-9 * scale
         apart = np.ptp(series, axis=(0, 1)) > 1e-9 * scale
     result = np.where(apart, stuck, agreed)

@@ -1,9 +1,8 @@
-"""The modes of a product Π_m q_m(θ) of mixtures, by the fixed-point iteration
+"""Find the modes of a product Π_m q_m(θ) of mixtures, by the fixed-point iteration
 
     θ ← (Σ_m Σ_k r_mk Λ_mk)⁻¹ Σ_m Σ_k r_mk Λ_mk μ_mk,   r_mk = p(k_m = k | θ)
 
-from many component means at once. It never lowers Π q_m (it is an EM step for every factor). Takes a stack; gives
-`ProductModes`: places, roots of the precision Σ r Λ there, log masses of the Gaussians of that height and precision.
+from many starting points in parallel. An iteration never lowers Π q_m (it is an EM step for every factor).
 """
 
 from typing import NamedTuple
@@ -20,34 +19,42 @@ from epvi.hub.product.blocks import Blocks, log_joint
 from epvi.hub.product.chain import wander
 from epvi.hub.product.stack import Stack
 
-# From how many places to start, how many of them are the ends of walks over k· and how long those are (in sweeps, at
-# least in steps, at most in operations); how many modes to keep; and when to stop moving (in sds, and in steps).
+# The budget of the search is judgement; tests/hub/product/test_mode_mass.py has products whose modes it has to find.
+# Starting points.
 _STARTS = 64
+# Starting points that are the ends of short chains over k·; the others are the centre and components of the shards.
 _WALKERS = 32
+# Length of these chains in sweeps of M steps, ...
 _SWEEPS = 4
+# ... at least in steps, ...
 _STEPS = 500
+# ... and at most in floating-point operations over all chains (seconds on one core).
 _WORK = 2 * 10**9
+# Most modes kept.
 _MODES = 32
+# Iterations end when no point moves by more than this many sds, ...
 _TOLERANCE = 1e-3
+# ... or after this many; a point that is still moving serves as an anchor all the same.
 _MAX_STEPS = 50
-# Modes closer than this many sds are one.
+# Points closer than this many sds, in the sds of both, are the same mode. Judgement: well above `_TOLERANCE`, and well
+# below the 2 sds from which on a sum of two equal Gaussians has two modes.
 _SAME = 0.5
 
 
 class ProductModes(NamedTuple):
-    """At most 32 distinct modes, best first."""
+    """The distinct modes found, at most `_MODES`, in decreasing order of mass."""
 
-    theta: Float[AnyArray, "n d"]
-    roots: Float[AnyArray, "n *packed"]
-    log_mass: Float[AnyArray, " n"]
+    theta: Float[AnyArray, "n d"]  # in the stack's centred coordinates
+    roots: Float[AnyArray, "n *packed"]  # L of the precision L Lᵀ = Σ_m Σ_k r_mk Λ_mk at the mode
+    log_mass: Float[AnyArray, " n"]  # of the Gaussian with this height and precision, up to a constant
 
 
 class _Here(NamedTuple):
-    """What one pass over the shards tells about each point: log Π q_m + const, Σ r Λ, Σ r Λ μ."""
+    """Quantities of the iteration at each of n points."""
 
-    log_product: Float[AnyArray, " n"]
-    precision: Float[AnyArray, "n *packed"]
-    eta: Float[AnyArray, "n d"]
+    log_product: Float[AnyArray, " n"]  # log Π q_m, up to a constant
+    precision: Float[AnyArray, "n *packed"]  # Σ_m Σ_k r_mk Λ_mk
+    eta: Float[AnyArray, "n d"]  # Σ_m Σ_k r_mk Λ_mk μ_mk
 
 
 def _look(blocks: Blocks, theta: Float[AnyArray, "n d"]) -> _Here:
@@ -68,12 +75,12 @@ def _look(blocks: Blocks, theta: Float[AnyArray, "n d"]) -> _Here:
 
 
 def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> ProductModes:
-    """Climb from components of the shards and of the product, and keep the distinct ends with the most mass."""
+    """Climb from components of the shards and of the product; keep the distinct end points with the most mass."""
     theta, roots, log_mass = to_numpy(_climb(blocks, _starts(stacked, key)))
     order = np.argsort(-log_mass, kind="stable")
     theta, roots, log_mass = theta[order], roots[order], log_mass[order]
     distances = np.asarray(_distances(blocks.structure, theta, roots))
-    # The same in the sds of both: a needle inside a wide mode is another mode.
+    # Close in the sds of both points: a narrow mode inside a wide one is a mode of its own.
     close = np.maximum(distances, distances.T) < _SAME**2
     kept: list[int] = []
     for i in range(len(theta)):
@@ -83,7 +90,7 @@ def find_modes(stacked: Stack, blocks: Blocks, key: AnyArray) -> ProductModes:
 
 
 def _starts(stacked: Stack, key: AnyArray) -> Float[np.ndarray, "n d"]:
-    """The centre, components of the shards by their weights, and components of the product after a short walk."""
+    """The centre, means of shards' components drawn by weight, and means of product components from short chains."""
     per_step = _WALKERS * stacked.structure.cost(stacked.dim)
     steps = min(max(_STEPS, _SWEEPS * stacked.num_shards), max(1, _WORK // per_step))
     walked = wander(stacked, key, _WALKERS, steps)
@@ -121,7 +128,7 @@ def _climb(blocks: Blocks, starts: Float[AnyArray, "n d"]) -> tuple[AnyArray, An
 def _distances(
     structure: Structure, theta: Float[AnyArray, "n d"], roots: Float[AnyArray, "n *packed"]
 ) -> Float[AnyArray, "n n"]:
-    """Squared distance of every point from every other, in the other's sds."""
+    """Squared distances: entry (i, j) is from point i to point j, in sds of point i."""
 
     def from_one(point: AnyArray, root: AnyArray) -> AnyArray:
         return jax.vmap(lambda other: jnp.sum(structure.whiten(root, other - point) ** 2))(theta)

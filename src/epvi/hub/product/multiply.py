@@ -1,4 +1,4 @@
-"""The verb: mixtures in, their product out, by the way the user chose."""
+"""`multiply`: the product of Gaussian mixtures, by the product method that the user chose."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,8 @@ from epvi.hub.product.exact import Exact
 from epvi.hub.product.result import Product, ProductMixture, exactly
 from epvi.hub.product.stack import MAX_GIGABYTES, check, gigabytes, in_one_structure
 
-# Without a choice, products up to this size are enumerated.
+# Largest number of components that is enumerated by default. Judgement: far below `Exact`'s own budget of 2^20, because
+# later steps (density, draws, certificate) pay for every component of the product.
 _EXACT_UP_TO = 10_000
 
 
@@ -32,9 +33,10 @@ def multiply(
 ) -> ProductMixture:
     """The normalised product Π_m q_m(θ) of mixtures over the same θ.
 
-    `product` is `Exact()`, `Chain()`, `Subset()` or `Anchored()`; without it, all components are computed while there
-    are at most 10,000 (and they fit in memory), and sampled by `Anchored()` above. Mixtures may differ in their number
-    of components and in structure; the product has the widest structure among them. `executor` runs `Subset`'s groups.
+    `product` is the product method: `Exact()`, `Chain()`, `Subset()` or `Anchored()`. The default is `Exact()` for up
+    to 10,000 components (if they fit in memory), else `Anchored()`. Mixtures may differ in their number of components
+    and in covariance structure; the product has the simplest structure that can represent all of them. `executor` runs
+    the groups of `Subset`.
     """
     mixtures = _as_list(mixtures)
     check(mixtures)
@@ -45,11 +47,14 @@ def multiply(
         status = Status(True, "exact: the product of one mixture is that mixture.")
         return ProductMixture(mixtures[0], exactly(np.asarray(0.0)), None, status)
     with jax.enable_x64(True):
-        way = _by_size(mixtures) if product is None else product
-        made = way.multiply(in_one_structure(mixtures), key=key, executor=executor)
+        method = _by_size(mixtures) if product is None else product
+        made = method.multiply(in_one_structure(mixtures), key=key, executor=executor)
         mixture, log_normaliser = to_numpy((made.mixture, made.log_normaliser))
     if not (np.all(np.isfinite(mixture.means)) and np.all(mixture.weights >= 0)):
-        raise EpviError("the product left the range of float64: the scales of the shards' components are too extreme.")
+        raise EpviError(
+            "the product left the range of float64, because the scales of the shards' components are too extreme:"
+            " rescale the parameters."
+        )
     return ProductMixture(mixture, log_normaliser, made.diagnostics, made.status)
 
 

@@ -1,4 +1,4 @@
-"""What a product of mixtures gives, whichever way it was computed: `ProductMixture`; and what a way is: `Product`."""
+"""The base class of product methods, `Product`, and their common result, `ProductMixture`."""
 
 import abc
 import dataclasses
@@ -19,8 +19,11 @@ from epvi.ground.status import Status
 class ProductMixture:
     """The normalised product q*(θ) ∝ Π_m q_m(θ).
 
-    `mixture` holds all components or a sample of them, `log_normaliser` is log ∫ Π q_m with its standard error (0 when
-    exact, None when this way does not give one), `diagnostics` is the way's own record, None when nothing was sampled.
+    Attributes:
+        mixture: all components of the product, or a sample of them.
+        log_normaliser: log ∫ Π q_m with its standard error (0 when exact); None if the method does not estimate it.
+        diagnostics: the method's own record; None when nothing was sampled.
+        status: whether the result can be used as it is, and what to do if not.
     """
 
     mixture: GaussianMixture
@@ -31,13 +34,13 @@ class ProductMixture:
 
 @dataclasses.dataclass(frozen=True)
 class Product(abc.ABC):
-    """A way to multiply mixtures: a small object that holds its settings."""
+    """Base class of product methods: small immutable objects that hold their settings."""
 
     @abc.abstractmethod
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
-        """The product of two or more checked mixtures, inside the float64 context. `executor` may be left unused."""
+        """The product of two or more mixtures, already checked; called in float64. A method need not use `executor`."""
 
 
 PRODUCTS: Registry[Product] = Registry("product")

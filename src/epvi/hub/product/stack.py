@@ -1,8 +1,7 @@
-"""M mixtures as one set of arrays, and product components on the way back.
+"""Stack M mixtures into one set of arrays, and turn product components back into a mixture.
 
-Takes the shards' mixtures; gives a `Stack` (padded to the largest K, centred, in one structure). θ is measured from a
-reference point near the product's mean, so that natural parameters lose no digits when all shards are far from the
-origin.
+A `Stack` is padded to the largest K and has one covariance structure. It measures θ from a reference point near the
+product's mean, so that natural parameters lose no digits when all shards are far from the origin.
 """
 
 from collections.abc import Sequence
@@ -20,28 +19,29 @@ from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, is_traced
 
-# What a stack, or the components of a product, may take.
+# Most memory that a stack, or the components of a product, may take, in GB (10⁹ bytes). Judgement: it fits beside other
+# programs on a machine with 8 GB.
 MAX_GIGABYTES = 4.0
 
 
 class StackedComponents(NamedTuple):
-    """Product components in the user's coordinates: log W without its −½log|Λ| + ½(1 − M) d log 2π, μ, packed Λ."""
+    """Components of a product, in the user's coordinates."""
 
-    log_mass: Float[AnyArray, "*n"]
-    mean: Float[AnyArray, "*n d"]
-    precision: Float[AnyArray, "..."]
+    log_mass: Float[AnyArray, "*n"]  # log W without its terms −½log|Λ| + ½(1 − M) d log 2π
+    mean: Float[AnyArray, "*n d"]  # μ
+    precision: Float[AnyArray, "..."]  # Λ, packed
 
 
 class Stack(eqx.Module):
-    """M mixtures side by side; entry (m, k) is component k of shard m, padding has log weight −∞."""
+    """M mixtures in one set of arrays; entry (m, k) is component k of shard m, and padding has log weight −∞."""
 
-    log_weights: Float[AnyArray, "M K"]
-    means: Float[AnyArray, "M K d"]
-    etas: Float[AnyArray, "M K d"]
-    precisions: Float[AnyArray, "M K *packed"]
-    half_log_dets: Float[AnyArray, "M K"]
-    counts: Int[AnyArray, " M"]
-    centre: Float[AnyArray, " d"]
+    log_weights: Float[AnyArray, "M K"]  # log w_mk
+    means: Float[AnyArray, "M K d"]  # μ_mk − centre
+    etas: Float[AnyArray, "M K d"]  # Λ_mk (μ_mk − centre)
+    precisions: Float[AnyArray, "M K *packed"]  # Λ_mk
+    half_log_dets: Float[AnyArray, "M K"]  # ½ log|Λ_mk|
+    counts: Int[AnyArray, " M"]  # K_m
+    centre: Float[AnyArray, " d"]  # reference point from which θ is measured
     structure: Structure = eqx.field(static=True)
 
     @property
@@ -56,14 +56,14 @@ class Stack(eqx.Module):
 
 
 def in_one_structure(mixtures: Sequence[GaussianMixture]) -> list[GaussianMixture]:
-    """The mixtures in the narrowest structure that holds all of theirs."""
+    """The mixtures, converted to the simplest covariance structure that can represent all of them."""
     structure = common(mixture.structure for mixture in mixtures)
     return [mixture if mixture.structure == structure else mixture.to(structure) for mixture in mixtures]
 
 
 @compiled
 def components_of(mixture: GaussianMixture) -> StackedComponents:
-    """A shard's own components."""
+    """The components of one shard's mixture."""
     structure, d = mixture.structure, mixture.dim
     half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(mixture.roots)
     precisions = jax.vmap(structure.precision)(mixture.roots)
@@ -71,7 +71,7 @@ def components_of(mixture: GaussianMixture) -> StackedComponents:
 
 
 def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
-    """Stack mixtures of the same dimension and structure, whatever their K."""
+    """Stack mixtures of the same dimension and structure; their K may differ."""
     structure = mixtures[0].structure
     counts = np.asarray([mixture.num_components for mixture in mixtures], np.int32)
     shape = (len(mixtures), int(counts.max()))
@@ -89,14 +89,14 @@ def stack(mixtures: Sequence[GaussianMixture]) -> Stack:
 
 
 def _check_padding(mixtures: Sequence[GaussianMixture], counts: np.ndarray) -> None:
-    """Refuse to pad many small mixtures to the size of a few huge ones."""
+    """Refuse when padding all mixtures to the largest K would exceed the memory budget."""
     numbers = 2 * mixtures[0].means[0].size + 2 * mixtures[0].roots[0].size
     need = 8e-9 * numbers * len(counts) * int(counts.max())
     if need > MAX_GIGABYTES:
         largest = int(np.argmax(counts))
         raise EpviError(
-            f"{len(counts):,} mixtures of up to {counts.max():,} components need about {need:.0f} GB side by side,"
-            f" over the budget of {MAX_GIGABYTES:g} GB: cut the largest (mixture {largest}) down with reduce first."
+            f"{len(counts):,} mixtures padded to {counts.max():,} components each need about {need:.0f} GB, over the"
+            f" budget of {MAX_GIGABYTES:g} GB: cut the largest (mixture {largest}) down with reduce first."
         )
 
 
@@ -105,7 +105,8 @@ def _centred(structure: Structure, log_weights: AnyArray, means: AnyArray, roots
     d = means.shape[-1]
     precisions = jax.vmap(jax.vmap(structure.precision))(roots)
     half_log_dets = jax.vmap(jax.vmap(lambda root: structure.half_log_det(root, d)))(roots)
-    # The reference point: the mean of the product of the shards' precision-averaged Gaussians.
+    # The reference point is the mean of the product of one Gaussian per shard, with the weighted averages of the
+    # components' natural parameters.
     origin = means[0, 0]
     weights, times = jax.nn.softmax(log_weights, axis=1), jax.vmap(jax.vmap(structure.times))
     eta = jnp.tensordot(weights, times(precisions, means - origin[None, None]), axes=2)
@@ -116,7 +117,7 @@ def _centred(structure: Structure, log_weights: AnyArray, means: AnyArray, roots
 
 
 def check(mixtures: Sequence[GaussianMixture]) -> None:
-    """Refuse an empty list, mixtures over different parameters, and broken ones."""
+    """Refuse an empty list, traced mixtures, different dimensions, NaN parameters and unnormalised weights."""
     if len(mixtures) == 0:
         raise EpviError("there are no mixtures to multiply: pass at least one.")
     if is_traced(list(mixtures)):
@@ -130,6 +131,7 @@ def check(mixtures: Sequence[GaussianMixture]) -> None:
         if not (np.isfinite(mixture.means).all() and np.isfinite(mixture.roots).all()):
             raise EpviError(f"mixture {m} has NaN or infinite parameters: fit or make it again.")
         total = np.exp(mixture.log_weights).sum()
+        # The tolerance admits the rounding of weights that were stored in float32. Judgement.
         if not abs(total - 1) <= 1e-6:
             raise EpviError(f"mixture {m}'s weights sum to {total:.6g}, not to 1: normalise them.")
 
@@ -138,7 +140,7 @@ def check(mixtures: Sequence[GaussianMixture]) -> None:
 def finish(
     structure: Structure, num_shards: int, components: StackedComponents
 ) -> tuple[Float[AnyArray, " n"], GaussianMixture]:
-    """The components' log W, and the mixture that weighs them by W."""
+    """log W of the components, and the mixture with weights proportional to W."""
     d = components.mean.shape[-1]
     roots = jax.vmap(structure.root)(components.precision)
     half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(roots)
@@ -147,27 +149,27 @@ def finish(
 
 
 def constant(num_shards: int, d: int) -> float:
-    """What all log W have in common: ½(1 − M) d log 2π."""
+    """The term common to all log W: ½(1 − M) d log 2π."""
     return 0.5 * (1 - num_shards) * d * LOG_2PI
 
 
 def reweighted(mixture: GaussianMixture, log_weights: Float[AnyArray, " n"]) -> GaussianMixture:
-    """The same components with other weights, normalised here."""
+    """The same components with other weights, which are normalised here."""
     return GaussianMixture(jax.nn.log_softmax(log_weights), mixture.means, mixture.roots, mixture.structure)
 
 
 def gigabytes(num_components: int, mixtures: Sequence[GaussianMixture]) -> float:
-    """What so many components take with means, precisions and roots, twice: a step holds its input and its output."""
+    """Memory for means, precisions and roots of `num_components`, twice: a step holds its input and its output."""
     return 2 * 8e-9 * num_components * max(q.means[0].size + 2 * q.roots[0].size for q in mixtures)
 
 
 def check_memory(
     num_components: int, mixtures: Sequence[GaussianMixture], max_gigabytes: float | int = MAX_GIGABYTES
 ) -> None:
-    """Refuse a result that would not fit."""
+    """Refuse a result that would exceed the memory budget."""
     need = gigabytes(num_components, mixtures)
     if need > max_gigabytes:
         raise EpviError(
             f"{num_components:,} components in {mixtures[0].dim} dimensions need about {need:.1f} GB, over the"
-            f" budget of {max_gigabytes:g} GB: ask for fewer components, or use a leaner covariance structure."
+            f" budget of {max_gigabytes:g} GB: ask for fewer components, or use a simpler covariance structure."
         )

@@ -1,9 +1,9 @@
 """Sequential subset products (the paper, "Sequential subposterior subset products").
 
-Groups of M̃ mixtures are multiplied, each product is cut to R equally weighted components, and the results are grouped
-again until one is left; an odd one waits for the next round. A group whose product is small enough is enumerated
-(weights first, parameters only for the components kept) and resampled systematically; a larger one is sampled by the
-chain. A round's groups do not depend on each other: they can run on an executor, with the same result.
+Groups of M̃ mixtures are multiplied, each product is reduced to R equally weighted components, and the results are
+grouped again until one is left. A mixture without a group joins the next round. If the product of a group is small
+enough, all its weights are computed and R components are chosen by systematic resampling; otherwise Markov chains
+sample it (`chain.py`). The groups of a round are independent and may run on an executor, with the same result.
 """
 
 import dataclasses
@@ -34,7 +34,13 @@ from epvi.hub.product.stack import StackedComponents, check_memory, finish, rewe
 
 @dataclasses.dataclass(frozen=True)
 class SubsetDiagnostics:
-    """Round by round: the number of groups, and how many of them were enumerated; what the chains complained of."""
+    """How the groups were multiplied.
+
+    Attributes:
+        groups: number of groups in every round.
+        enumerated: number of these whose weights were all computed.
+        complaints: status texts of chains that did not mix.
+    """
 
     groups: tuple[int, ...]
     enumerated: tuple[int, ...]
@@ -43,13 +49,19 @@ class SubsetDiagnostics:
 
 @dataclasses.dataclass(frozen=True)
 class Subset(Product):
-    """Multiply groups of `group_size`, keep `num_samples` components of each product, repeat.
+    """Sequential subset products: multiply groups, keep a sample of each product's components, repeat.
 
-    A group with at most `max_components` products is enumerated; a larger one is sampled by `chain`'s settings.
+    Attributes:
+        group_size: mixtures per group, M̃.
+        num_samples: components kept of each group's product, R.
+        max_components: largest product of a group that is enumerated.
+        chain: settings of the chains that sample larger products.
     """
 
     group_size: int = 2
+    # Components. Judgement: pairs of R components have 250,000 products, which can be enumerated.
     num_samples: int = 500
+    # Components: 262,144, enough for pairs of the default `num_samples`. `Exact` enumerates four times as many.
     max_components: int = 2**18
     chain: Chain = dataclasses.field(default_factory=Chain)
 
@@ -61,7 +73,7 @@ class Subset(Product):
     def multiply(
         self, mixtures: Sequence[GaussianMixture], *, key: jax.Array, executor: Executor | None
     ) -> ProductMixture:
-        """About `num_samples` components: weighted where the last product was enumerated whole, else equal."""
+        """At most about `num_samples` components; equally weighted unless the last product was kept whole."""
         check_memory(self.num_samples, mixtures)
         waiting, history = fold_singles(mixtures), []
         while len(waiting) > 1:
@@ -86,16 +98,16 @@ class Subset(Product):
             text = f"{len(complaints)} of {len(made)} groups: {complaints[0]} Or raise Subset's max_components."
             status = Status(False, text)
         elif any(one.cut for one in made):
-            status = Status(True, f"done in {len(history)} rounds; run another seed to see the Monte Carlo error.")
+            status = Status(True, f"done in {len(history)} rounds; compare another seed to see the Monte Carlo error.")
         else:
             status = Status(True, f"exact: all {mixture.num_components:,} components, nothing was cut.")
         return ProductMixture(mixture, _total(made), diagnostics, status)
 
 
 def _total(made: list["_SubsetGroup"]) -> Estimate | None:
-    """The product of the groups' normalisers: unbiased for ∫ Π q_m, as in sequential Monte Carlo.
+    """The product of the groups' normalisers, an unbiased estimate of ∫ Π q_m as in sequential Monte Carlo.
 
-    One run does not say how far it is off, so its standard error is NaN unless nothing was cut.
+    A single run gives no standard error (NaN), unless all products were kept whole and the estimate is exact.
     """
     logs = [one.log_normaliser for one in made if one.log_normaliser is not None]
     if len(logs) < len(made):
@@ -104,16 +116,16 @@ def _total(made: list["_SubsetGroup"]) -> Estimate | None:
 
 
 class _SubsetGroup(NamedTuple):
-    """A group's product: its normaliser if it was enumerated, whether it was cut to R, what its chain complained of."""
+    """The product of one group."""
 
     mixture: GaussianMixture
-    log_normaliser: AnyArray | None
-    cut: bool
-    complaint: str | None = None
+    log_normaliser: AnyArray | None  # None if the product was sampled by chains
+    cut: bool  # whether only a sample of its components was kept
+    complaint: str | None = None  # the chains' status text, if they did not mix
 
 
 def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data: np.ndarray) -> _SubsetGroup:
-    """One group, in this process or another."""
+    """Multiply one group; runs in this process or in a worker process, hence the key as plain data."""
     with jax.enable_x64(True):
         key = jax.random.wrap_key_data(jnp.asarray(key_data))
         total = math.prod(mixture.num_components for mixture in mixtures)
@@ -136,7 +148,7 @@ def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data:
 def _pick(
     structure: Structure, left: StackedComponents, right: StackedComponents, chosen: Int[AnyArray, " R"]
 ) -> GaussianMixture:
-    """The equally weighted mixture of some of the pairs."""
+    """The equally weighted mixture of the chosen pairs."""
     n = len(right.log_mass)
     a = jax.tree.map(lambda x: x[chosen // n], left)
     b = jax.tree.map(lambda x: x[chosen % n], right)

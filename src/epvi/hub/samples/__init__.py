@@ -1,1 +1,1 @@
-"""Draws of shards, from any sampler, combined into draws of the posterior of all rows; one file per method."""
+"""Combine draws of subposteriors, from any sampler, into draws of the full posterior: one file per method."""

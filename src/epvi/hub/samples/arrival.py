@@ -1,8 +1,7 @@
-"""Draws that arrive, in whatever form they were made, become one float64 array (n_m, d) per shard.
+"""Read and check the user's draws: one float64 array (n_m, d) per shard.
 
-Takes a list with, for every shard, an array (n, d) or (chains, n, d), a mapping of names to (n, *shape) arrays, a
-data frame, or ArviZ data with a posterior group; gives `Shards`, or one sentence that names the shard and the
-parameter.
+The draws of a shard are an array (n, d) or (chains, n, d), a mapping of names to (n, *shape) arrays, a data frame, or
+ArviZ data with a posterior group. Draws that cannot be combined are refused; the message names shard and parameter.
 """
 
 import hashlib
@@ -15,17 +14,19 @@ from epvi.ground.errors import EpviError
 from epvi.hub.samples.layout import COLUMNS, Layout
 from epvi.hub.samples.method import Shards
 
-# Fewer draws than this say nothing of a shard's spread.
+# Least draws per shard: with ten, a sample sd has a standard error of about 24 %. Judgement.
 _LEAST_DRAWS = 10
-# An sd below this part of the largest value is rounding.
+# A parameter is constant if its sd is below this fraction of its largest value. Judgement: rounding errors of float64
+# are about 1e-16 of the value.
 _CONSTANT = 1e-12
-# Fourth powers of draws have to stay in the range of float64.
+# Largest magnitude of a draw, and the inverse of the smallest. Kurtosis needs fourth powers: 1e280, where float64 ends
+# at 1.8e308.
 _LARGEST = 1e70
 _FORMS = "an array (n, d) or (chains, n, d), a dict of names to (n, *shape) arrays, a data frame, or ArviZ data"
 
 
 def arrived(draws_per_shard: Any) -> Shards:
-    """Every shard's draws, checked, side by side in one layout."""
+    """The draws of all shards, checked, with their common layout."""
     if not isinstance(draws_per_shard, list | tuple):
         raise EpviError(
             f"draws_per_shard is a {type(draws_per_shard).__name__}: pass a list with one entry per shard, each"
@@ -48,7 +49,7 @@ def arrived(draws_per_shard: Any) -> Shards:
 
 
 class _Read(NamedTuple):
-    """One shard's draws by name, (n, *shape) each."""
+    """One shard's draws by parameter name, (n, *shape) each."""
 
     values: dict[str, np.ndarray]
     layout: Layout
@@ -61,7 +62,7 @@ def _read(m: int, draws: Any) -> _Read:
     if hasattr(draws, "collect_schema") and hasattr(draws, "collect"):
         draws = draws.collect()
     if hasattr(draws, "columns"):
-        # Arrow's columns are the data, and their names are elsewhere.
+        # In Arrow tables, `columns` holds the data and `column_names` the names.
         return _from_mapping(m, {name: draws[name] for name in getattr(draws, "column_names", draws.columns)})
     if isinstance(draws, Mapping):
         return _from_mapping(m, draws)
@@ -78,7 +79,7 @@ def _read(m: int, draws: Any) -> _Read:
 def _from_mapping(m: int, draws: Mapping) -> _Read:
     values = {str(name): _floats(f"shard {m}'s {name}", value) for name, value in draws.items()}
     if len(values) < len(draws):
-        raise EpviError(f"shard {m} has two parameters of one name, as 1 and '1' are: rename one.")
+        raise EpviError(f"shard {m} has two parameters of one name once names are text (1 and '1'): rename one.")
     if not values:
         raise EpviError(f"shard {m} has no parameters: pass a dict of names to (n, *shape) arrays.")
     single = next((name for name, value in values.items() if value.ndim == 0), None)
@@ -96,7 +97,7 @@ def _from_mapping(m: int, draws: Mapping) -> _Read:
 
 
 def _posterior_of(draws: Any) -> Any:
-    """The posterior group of ArviZ data, or other xarray data as it is; None when it is neither."""
+    """The posterior group of ArviZ data, or other xarray data unchanged; None for anything else."""
     if hasattr(draws, "to_dataset") and not hasattr(draws, "data_vars"):
         return draws.to_dataset(name=draws.name or COLUMNS)
     group = draws.get("posterior") if isinstance(draws, Mapping) else getattr(draws, "posterior", None)
@@ -127,7 +128,7 @@ def _floats(what: str, value: Any) -> np.ndarray:
     except (TypeError, ValueError):
         array = np.asarray(None)
     if array.dtype.kind in "biu":
-        raise EpviError(f"{what} has whole numbers or truth values: leave discrete parameters out, or pass floats.")
+        raise EpviError(f"{what} has integers or booleans: leave discrete parameters out, or pass floats.")
     if array.dtype.kind != "f":
         raise EpviError(f"{what} cannot be read as numbers: pass {_FORMS}.")
     if isinstance(value, np.ma.MaskedArray):
@@ -152,15 +153,15 @@ def _check_alike(m: int, shard: _Read, first: _Read) -> None:
 
 
 def _check_axes(m: int, name: str, here: Layout, first: Layout) -> None:
-    """Refuse axes in another order, or with other entries along them: they would be multiplied by position."""
+    """Refuse axes whose order or coordinates differ from shard 0's: entries are matched by position."""
     dims, expected = here.dims.get(name, []), first.dims.get(name, [])
     if dims != expected:
         raise EpviError(f"shard {m}'s {name} has dimensions {dims}, shard 0's {expected}: transpose or rename them.")
     for dim in dims:
         if not np.array_equal(here.coords.get(dim, ()), first.coords.get(dim, ())):
             raise EpviError(
-                f"shard {m}'s {name} has other entries along {dim} than shard 0's, or in another order: reindex it to"
-                f" shard 0's {dim}."
+                f"shard {m}'s {name} has other coordinates along {dim} than shard 0's, or in another order: reindex it"
+                f" to shard 0's {dim}."
             )
 
 
@@ -181,15 +182,16 @@ def _check_values(m: int, draws: np.ndarray, layout: Layout) -> None:
         at = int(np.argmax(np.any(bad, axis=0)))
         count = int(np.count_nonzero(bad[:, at]))
         raise EpviError(
-            f"shard {m}'s {layout.labels[at]} has {count} NaN, infinite or masked draws: see why it was so, and draw"
-            " again."
+            f"shard {m}'s {layout.labels[at]} has {count} NaN, infinite or masked draws: find out why, and draw again."
         )
     largest = np.max(np.abs(draws), axis=0)
     beyond = (largest > _LARGEST) | ((largest > 0) & (largest < 1 / _LARGEST))
     if np.any(beyond):
         name, size = layout.labels[int(np.argmax(beyond))], largest[int(np.argmax(beyond))]
-        raise EpviError(f"shard {m}'s {name} has draws of size {size:.0e}, whose powers leave float64: rescale it.")
+        raise EpviError(
+            f"shard {m}'s {name} has draws of size {size:.0e}, whose fourth powers leave float64: rescale it."
+        )
     still = np.std(draws, axis=0) <= _CONSTANT * largest
     if np.any(still):
         name = layout.labels[int(np.argmax(still))]
-        raise EpviError(f"shard {m}'s {name} is the same in all draws: leave fixed parameters out, or draw again.")
+        raise EpviError(f"shard {m}'s {name} is the same in all draws: leave constant parameters out, or draw again.")

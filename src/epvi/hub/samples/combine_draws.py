@@ -1,4 +1,4 @@
-"""The verb: draws of every shard in, draws of the posterior of all rows out, by the way the user chose."""
+"""`combine_draws`: draws of the full posterior from draws of subposteriors, by the method that the user chose."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +21,10 @@ from epvi.hub.samples.result import CombinedDraws
 _METHODS = (
     "Consensus(), Parametric(), Nonparametric(), Semiparametric(), Weierstrass() or ExponentialFamily(mean, covariance)"
 )
-# So many draws say what the sds are that errors are measured in.
+# Least combined draws for the comparison of two halves: errors are measured in their sds. Judgement.
 _LEAST_TO_COMPARE = 10
-# A shard of the same posterior is this far from the others with this probability.
+# p-value of the chi-square test of one shard against the product of the others below which the shard is reported.
+# Judgement: small, because subposteriors are only roughly Gaussian.
 _FAR = 1e-6
 
 
@@ -31,14 +32,14 @@ _FAR = 1e-6
 def combine_draws(
     draws_per_shard: Sequence[Any], method: DrawsMethod, *, num_samples: int | None = None, seed: Seed = 0
 ) -> CombinedDraws:
-    """Draws of the posterior of all rows from draws of every shard's subposterior p(θ)^(1/M) p(x_m|θ).
+    """Draws of the full posterior from draws of every shard's subposterior p(θ)^(1/M) p(x_m|θ), from any sampler.
 
-    `draws_per_shard` has an entry per shard: an array (n, d) or (chains, n, d), a dict of names to (n, *shape)
-    arrays, a data frame, or ArviZ data with a posterior group; all in one form, from any sampler. They are combined
-    in the coordinates in which they come, in which the subposteriors' densities must multiply to the posterior's.
-    `method` is `Consensus()`, `Parametric()`, `Nonparametric()`, `Semiparametric()` or `Weierstrass()`;
-    `ExponentialFamily(prior_mean, prior_covariance)` takes draws of p(θ) p(x_m|θ) instead. As many draws come out as
-    the smallest shard has, or `num_samples`.
+    `draws_per_shard` has one entry per shard: an array (n, d) or (chains, n, d), a dict of names to (n, *shape)
+    arrays, a data frame, or ArviZ data with a posterior group. All entries have the same form. Draws are combined in
+    the coordinates in which they are passed: the subposterior densities in these coordinates must multiply to the
+    posterior density. `method` is `Consensus()`, `Parametric()`, `Nonparametric()`, `Semiparametric()` or
+    `Weierstrass()`; `ExponentialFamily(prior_mean, prior_covariance)` takes draws of p(θ) p(x_m|θ) instead.
+    `num_samples` is the number of draws returned, by default as many as the smallest shard has.
     """
     if not isinstance(method, DrawsMethod):
         shown = method.__name__ if isinstance(method, type) else repr(method)
@@ -62,7 +63,7 @@ def _by_halves(made: Combination, method: DrawsMethod, shards: Shards, key: jax.
         return made.status
     found = split_error(method, shards, made.theta, key)
     if found is None:
-        return Status(False, f"{made.status.text[:-1]}, but too few draws to compare their halves: draw more.")
+        return Status(False, f"{made.status.text[:-1]}, but with too few draws to compare two halves: draw more.")
     return found.judge(made.status, method.remedies)
 
 
@@ -78,7 +79,7 @@ def _single(shards: Shards, method: DrawsMethod, count: int | None) -> CombinedD
 
 
 def _apart(shards: Shards) -> Status | None:
-    """A warning when a shard is far from the product of the others, all taken as Gaussians."""
+    """A warning if a shard is far from the product of the others, in a chi-square test of fitted Gaussians."""
     gaussians = fit_best(shards)
     worst, far = 0.0, 0
     for m, one in enumerate(gaussians):
@@ -90,5 +91,5 @@ def _apart(shards: Shards) -> Status | None:
     return Status(
         False,
         f"shard {far} is {np.sqrt(worst):.1f} sds from the product of the others, where {np.sqrt(shards.dim):.1f} is"
-        " usual: see whether its rows, units or model differ, or its sampler has not converged.",
+        " usual: check whether its rows, units or model differ, and whether its sampler has converged.",
     )

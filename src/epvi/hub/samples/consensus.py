@@ -2,8 +2,8 @@
 
     θ_r = (Σ_m W_m)⁻¹ Σ_m W_m θ_mr,   W_m the inverse of shard m's sample covariance
 
-Exact when all subposteriors are Gaussian with the covariance structure that was chosen; else it keeps the right place
-and width roughly, and the average of skewed or multimodal shards is neither skewed nor multimodal as their product is.
+Exact when all subposteriors are Gaussian with the chosen covariance structure. Otherwise location and scale are roughly
+right, but the averages do not have the skewness or the modes of the product.
 """
 
 import dataclasses
@@ -23,19 +23,20 @@ from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Remedies,
 from epvi.hub.samples.moments import fit_gaussians, inflation
 from epvi.hub.samples.shape import chance_correlation, effective, gaussian_status, memory, standardised
 
-# Draws of two shards that were made with one seed move together; independent ones are far from this.
+# Correlation between the draws of two shards from which on they are reported as dependent, as after sampling with the
+# same seed. Judgement: independent draws have correlations near 0, and `chance_correlation` allows for small samples.
 _TOGETHER = 0.5
-# Fewer draws do not tell.
+# Least draws for estimating this correlation. Judgement.
 _LEAST_TO_COMPARE = 10
 
 
 @METHODS.add
 @dataclasses.dataclass(frozen=True)
 class Consensus(DrawsMethod):
-    """Weighted averages of the shards' draws; the weights are inverse covariances, `Full()` or `Diagonal()`.
+    """Consensus Monte Carlo: averages of the shards' draws, weighted by inverse covariances (`Full()` or `Diagonal()`).
 
     Scott, Blocker, Bonassi, Chipman, George & McCulloch, Bayes and Big Data: The Consensus Monte Carlo Algorithm (2013;
-    2016). Of shards with more draws evenly spaced ones are taken.
+    2016). Shards with more draws than the smallest one are thinned evenly.
     """
 
     remedies: ClassVar[Remedies] = Remedies(few="")
@@ -45,7 +46,7 @@ class Consensus(DrawsMethod):
         check_covariance(self.covariance)
 
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
-        """One average per tuple of draws."""
+        """One average per tuple of draws, one draw from each shard."""
         fewest = min(shards.counts)
         count = fewest if num_samples is None else num_samples
         if count > fewest:
@@ -62,7 +63,7 @@ class Consensus(DrawsMethod):
         if together:
             remedy = "give every shard its own seed, or permute its draws"
             return Status(
-                False, f"draws of {together}, as with one seed for both, and give too wide averages: {remedy}."
+                False, f"draws of {together}, as with the same seed, which makes averages too wide: {remedy}."
             )
         made = f"averaged: {paired.shape[1]:,} draws"
         inflated = inflation(min(shards.counts), shards.dim, self.covariance)
@@ -70,12 +71,12 @@ class Consensus(DrawsMethod):
 
 
 def evenly_spaced(n: int, count: int) -> np.ndarray:
-    """`count` of n places, all of them when they are as many."""
+    """`count` evenly spaced indices below n."""
     return np.arange(count) * n // count
 
 
 def weighted_average(gaussians: Sequence[Gaussian], theta: Float[np.ndarray, "M R d"]) -> Float[np.ndarray, "R d"]:
-    """(Σ_m W_m)⁻¹ Σ_m W_m θ_mr for every r, with the Gaussians' precisions for weights."""
+    """(Σ_m W_m)⁻¹ Σ_m W_m θ_mr for every r, where W_m are the Gaussians' precisions."""
     centre = np.mean([one.mean for one in gaussians], axis=0)
     packing, total = gaussians[0].structure.packing, np.sum([one.precision for one in gaussians], axis=0)
     weighted = [packing.rows_times(x - centre, one.precision) for one, x in zip(gaussians, theta, strict=True)]
@@ -83,10 +84,11 @@ def weighted_average(gaussians: Sequence[Gaussian], theta: Float[np.ndarray, "M 
 
 
 def _moving_together(paired: Float[np.ndarray, "M R d"], shards: Shards) -> str:
-    """Which two shards' draws move together, in words, and so average to what is as wide as one; empty when none do.
+    """Name the two shards whose draws are most strongly correlated with each other; empty if none are.
 
-    Correlations count when they are large, and larger than chance makes any of all pairs, at the effective number of
-    draws of two autoregressive series, R (1 − φ_m φ_n) / (1 + φ_m φ_n), on Fisher's scale.
+    The average of correlated draws is wider than the product. A correlation counts if it exceeds both `_TOGETHER` and
+    the limit that independent draws rarely exceed in any pair (Fisher's transformation, at the effective sample size
+    R (1 − φ_m φ_n) / (1 + φ_m φ_n) of two autoregressive series).
     """
     count = paired.shape[1]
     if count < _LEAST_TO_COMPARE:

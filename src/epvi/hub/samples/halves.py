@@ -1,9 +1,9 @@
-"""How far combined draws are off because the shards' draws are few: the first half of every shard's, and the second.
+"""Estimate the Monte Carlo error of combined draws by splitting every shard's draws in two halves.
 
-The two halves are combined as the whole was. Each has twice its variance, so half of their difference is one estimate
-of the standard error of the whole; the root of the mean square over coordinates steadies it. Halves of a Markov chain
-also differ when it had not converged. What both halves have in common (smoothing, a mode that nobody met) this does
-not show.
+The first halves are combined with the same method as all draws, and so are the second halves. A half has twice the
+variance of the whole, so half the difference between the two results estimates the standard error of the whole; it is
+averaged over coordinates as a root mean square. Halves of a Markov chain that has not converged differ too. Errors that
+both halves share (smoothing, a mode that no chain visited) remain invisible.
 """
 
 from typing import NamedTuple
@@ -16,30 +16,31 @@ from epvi.ground.errors import EpviError
 from epvi.ground.status import Status
 from epvi.hub.samples.method import DrawsMethod, Remedies, Shards
 
-# Means off by more of an sd, and sds off by a larger share, are not those of the posterior.
+# Largest acceptable standard error of means, in sds of the result. Judgement.
 _MEANS = 0.3
+# Largest acceptable relative standard error of sds. Judgement.
 _SDS = 0.2
 
 
 class SplitError(NamedTuple):
-    """About how far means are off, in sds of the result, and sds, as a share; standard errors."""
+    """Estimated standard errors of means, in sds of the result, and of sds, relative to them."""
 
     means: float
     sds: float
 
     def judge(self, status: Status, remedies: Remedies) -> Status:
-        """A good status with what was found, or another one."""
+        """`status` with the estimated errors added, or a bad status if they are too large."""
         told = f"means are off by about {self.means:.2f} sds and sds by {self.sds:.0%}"
         if self.means > _MEANS or self.sds > _SDS:
             remedy = f"draw more at every shard{remedies.few}"
-            return Status(False, f"by what two halves of the draws give, {told}: {remedy}.")
-        return Status(True, f"{status.text} By their halves, {told} for want of draws.")
+            return Status(False, f"comparing two halves of the draws, {told}: {remedy}.")
+        return Status(True, f"{status.text} Monte Carlo error, comparing two halves of the draws: {told}.")
 
 
 def split_error(
     method: DrawsMethod, shards: Shards, theta: Float[np.ndarray, "R d"], key: jax.Array
 ) -> SplitError | None:
-    """What the halves say of `theta`, which came from all of the draws; None when they are too few to be combined."""
+    """The estimated errors of `theta`, combined from all draws; None if a half has too few draws to be combined."""
     try:
         halves = [
             method.combine(half, None, jax.random.fold_in(key, i)).theta for i, half in enumerate(_cut(shards), 1)

@@ -1,9 +1,9 @@
-"""What the ways share that estimate shards' densities by kernels (Neiswanger, Wang & Xing 2013): settings, and chains.
+"""Base class of the kernel-density methods (Neiswanger, Wang & Xing 2013): settings, annealing and diagnostics.
 
-A kernel estimate is a mixture with one Gaussian per draw; `meeting.py` samples the product of M of them. The
-bandwidth shrinks as in the paper's Algorithm 1, h = i^(-1/(4+d)) from i = 1 to i = n, in units of each shard's own
-covariance. The paper keeps all that it draws on the way; here the wide kernels are burn-in, each stage going on where
-the last ended, and all that is kept is of the narrowest: one target, on which chains can be compared.
+A kernel density estimate is a mixture with one Gaussian per draw; `meeting.py` samples the product of M of them. The
+bandwidth is annealed as in Algorithm 1 of that paper, h = i^(-1/(4+d)) for i = 1 to n, in sds of each shard. The paper
+keeps draws of all bandwidths. Here the wider bandwidths are burn-in, each stage starting where the last ended, and only
+draws at the narrowest bandwidth are kept, so that all chains have the same target and R̂ can compare them.
 """
 
 import abc
@@ -24,15 +24,25 @@ from epvi.hub.samples.method import Combination, DrawsMethod, Shards, check_cova
 from epvi.hub.samples.moments import fit_gaussians
 from epvi.hub.samples.shape import unfollowed
 
-# Fewer kept a chain say too little of how well it mixed.
+# Least draws kept per chain, for split R̂ and the effective sample size. Judgement.
 _PER_CHAIN = 50
-# What a stage takes, in times that a chain needs to forget.
+# Burn-in of every stage, in autocorrelation times of a chain (1/h² steps, see `KernelMethod`). Judgement: e⁻⁵ < 1 % of
+# the initial deviation remains.
 _BURN_IN = 5
 
 
 @dataclasses.dataclass(frozen=True)
 class KernelDiagnostics:
-    """The last bandwidth, in sds of each shard, steps from one kept draw to the next, and how the chains mixed."""
+    """How well the chains mixed.
+
+    Attributes:
+        bandwidth: the final bandwidth h, in sds of each shard.
+        thin: steps from one kept draw to the next.
+        r_hat_theta: largest split R̂ of θ over coordinates.
+        r_hat_log_density: split R̂ of the product's log density.
+        ess_theta: smallest effective sample size of θ over coordinates.
+        ess_log_density: effective sample size of the product's log density.
+    """
 
     bandwidth: float
     thin: int
@@ -44,16 +54,21 @@ class KernelDiagnostics:
 
 @dataclasses.dataclass(frozen=True)
 class KernelMethod(DrawsMethod):
-    """A way that estimates every shard's density with a kernel of h² times its covariance.
+    """Base class of methods that estimate every shard's density by Gaussian kernels with h² times its covariance.
 
-    `covariance` is `Diagonal()` or `Full()`, and h = `bandwidth` · i^(-1/(4+d)), where i goes from 1 to the number of
-    draws in `stages` steps. Of `num_chains` chains every `thin`-th step is kept, about 1/h² when it is None, which is
-    the time that a Gaussian product takes to forget where it was.
+    Attributes:
+        covariance: structure of the kernels' covariance, `Diagonal()` or `Full()`.
+        bandwidth: factor c of the bandwidth h = c · i^(-1/(4+d)).
+        stages: number of bandwidths in the annealing from i = 1 to i = n, the number of draws per shard.
+        num_chains: number of Markov chains.
+        thin: steps from one kept draw to the next; None for 1/h², the autocorrelation time if shards are Gaussian.
     """
 
     covariance: Structure
     bandwidth: float = 1.0
+    # Bandwidths. Judgement: in 1,000 draws of 2 parameters each is then 0.88 times the one before.
     stages: int = 10
+    # Chains. Judgement; as in `Chain`.
     num_chains: int = 20
     thin: int | None = None
 
@@ -66,14 +81,14 @@ class KernelMethod(DrawsMethod):
 
     @abc.abstractmethod
     def kernels(self, draws: np.ndarray, gaussian: Gaussian, h: float) -> Kernels:
-        """The estimate of the density of a shard with these draws, to which this Gaussian was fitted."""
+        """The density estimate of one shard, from its draws and the Gaussian fitted to them."""
 
     @abc.abstractmethod
     def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
-        """What kernels of h sds do wrong even to Gaussian shards, and what to do; empty when nothing."""
+        """What is wrong with bandwidth h even for Gaussian shards, and what to do; empty if nothing is."""
 
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
-        """What the chains kept at the last bandwidth, chain after chain."""
+        """Anneal the bandwidth, then draw at the narrowest; draws are returned chain after chain."""
         count = min(shards.counts) if num_samples is None else num_samples
         check_memory(self.num_chains, max(shards.counts))
         gaussians, rng = fit_gaussians(shards, self.covariance), generator(key)
@@ -110,17 +125,19 @@ class KernelMethod(DrawsMethod):
         left = unfollowed(shards, h)
         if not left:
             return ""
-        return f"kernels of {h:.2f} sds are too wide to follow {left}, draw more, or lower bandwidth while chains mix."
+        return f"kernels of {h:.2f} sds are too wide to follow {left}, draw more, or lower bandwidth if chains mix."
 
 
 def _mixed(found: KernelDiagnostics, count: int) -> Status:
-    """Whether the chains are one sample of their target."""
+    """Whether the chains mixed."""
     r_hat, ess = max(found.r_hat_theta, found.r_hat_log_density), min(found.ess_theta, found.ess_log_density)
+    # The customary limit of R̂ (Gelman & Rubin 1992).
     if not r_hat < 1.1:
         remedy = "raise thin or bandwidth, or use Parametric() or Weierstrass()"
         return Status(False, f"the chains over draws disagree (split R-hat {r_hat:.2f}): {remedy}.")
+    # With 100 effective draws a mean has a standard error of 0.1 sd. Judgement.
     if ess < min(100, count / 2):
-        return Status(False, f"only {ess:,.0f} effective draws of the chains: raise thin or num_samples.")
+        return Status(False, f"the chains have only {ess:,.0f} effective draws: raise thin or num_samples.")
     mixed = f"split R-hat {r_hat:.3f}, {ess:,.0f} effective"
     return Status(True, f"mixed: {count:,} draws with kernels of {found.bandwidth:.2f} sds ({mixed}).")
 

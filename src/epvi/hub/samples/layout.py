@@ -1,4 +1,4 @@
-"""How draws are written: as an array (n, d), or by name; the way from flat θ back to the form that came in."""
+"""Names and shapes of the parameters in a flat θ, and the conversion between flat arrays and arrays by name."""
 
 import dataclasses
 import functools
@@ -11,15 +11,19 @@ from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
 
-# What the columns of plain arrays are called.
+# Parameter name for the columns of arrays without names.
 COLUMNS = "theta"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-    """The parameters' names and shapes in the order of θ; `named` is False for plain arrays.
+    """The parameters in the order of θ.
 
-    `dims` and `coords` are what ArviZ calls the axes of a parameter and the entries along them.
+    Attributes:
+        shapes: shape of each parameter by name.
+        named: False if the draws came as arrays without names.
+        dims: names of each parameter's axes, as in ArviZ.
+        coords: coordinates along each named axis, as in ArviZ.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -29,7 +33,7 @@ class Layout:
 
     @functools.cached_property
     def labels(self) -> tuple[str, ...]:
-        """What each coordinate of θ is called: `w[0]`."""
+        """Name of each coordinate of θ, such as `w[0]`."""
         return tuple(
             f"{name}[{','.join(map(str, index))}]" if index else name
             for name, shape in self.shapes.items()
@@ -46,17 +50,17 @@ class Layout:
         return ", ".join(f"{name} {shape}" if shape else name for name, shape in self.shapes.items())
 
     def flat(self, values: Mapping[str, np.ndarray]) -> Float[np.ndarray, "n d"]:
-        """Values by name, (n, *shape) each, side by side."""
+        """Flat θ from values by name, (n, *shape) each."""
         return np.concatenate([values[name].reshape(len(values[name]), -1) for name in self.shapes], axis=1)
 
     def by_name(self, theta: Float[np.ndarray, "n d"]) -> dict[str, np.ndarray]:
-        """The values of every parameter, (n, *shape)."""
+        """Values by name, (n, *shape) each, from flat θ."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         parts = np.split(theta, ends[:-1], axis=1)
         return {name: part.reshape(-1, *shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
 
     def per_coordinate(self, what: str, value: Any) -> Float[np.ndarray, " d"]:
-        """A number for all coordinates, one for each, or a mapping of names to values."""
+        """One number per coordinate, from one number for all, d numbers, or a mapping of names to values."""
         if isinstance(value, Mapping):
             if set(value) != set(self.shapes):
                 raise EpviError(f"{what} names {', '.join(map(str, value))}: the draws have {self.describe()}.")

@@ -1,10 +1,10 @@
-"""Gibbs sampling of a product of kernel estimates: which draws meet, given where, and where, given which draws.
+"""Gibbs sampling of a product of kernel density estimates, alternating between component indices k· and θ.
 
-Every shard is a mixture Σ_k w_mk N(θ | μ_mk, Λ_m⁻¹) with a component per draw, all of one width. Given θ the indices
-are independent, p(k_m|θ) ∝ w_mk N(θ | μ_mk, Λ_m⁻¹), and given them θ ~ N(Λ⁻¹ Σ_m Λ_m μ_mk, Λ⁻¹) with Λ = Σ_m Λ_m.
-That is the target of the Metropolis chain over k· of Neiswanger et al. (2013); with as many components as draws, its
-uniform proposals are rarely accepted (1 in 100 at d = 10), and a step of this kind moves all M indices of a chain at
-once.
+Every shard is a mixture Σ_k w_mk N(θ | μ_mk, Λ_m⁻¹) with one component per draw, all with the same precision. Given θ
+the indices are independent, p(k_m|θ) ∝ w_mk N(θ | μ_mk, Λ_m⁻¹), and given the indices θ ~ N(Λ⁻¹ Σ_m Λ_m μ_mk, Λ⁻¹) with
+Λ = Σ_m Λ_m. The target is that of the Metropolis chain over k· of Neiswanger et al. (2013). That chain proposes indices
+uniformly, and with as many components as draws it rarely accepts (1 in 100 at d = 10); a Gibbs step updates all M
+indices at once.
 """
 
 from typing import NamedTuple
@@ -15,31 +15,29 @@ from jaxtyping import Float
 from epvi.gaussian.packing import Packing
 from epvi.ground.errors import EpviError
 
-# What the tables of one shard may take, (chains, draws) each.
+# Most memory for the tables of one shard, (chains, draws) each, in GB (10⁹ bytes). Judgement: half of the budget of a
+# product's components (product/stack.py).
 _MAX_GIGABYTES = 2.0
 
 
 class Kernels(NamedTuple):
-    """A shard's density estimate: means and log weights of its components, and the root L of Λ_m = L Lᵀ.
+    """A shard's density estimate: a mixture with one precision for all components."""
 
-    The root is a (d, d) matrix, or (d,) or (1,) numbers when Λ_m is diagonal.
-    """
-
-    means: Float[np.ndarray, "n d"]
-    log_weights: Float[np.ndarray, " n"]
-    root: Float[np.ndarray, "..."]
-    packing: Packing
+    means: Float[np.ndarray, "n d"]  # μ_mk
+    log_weights: Float[np.ndarray, " n"]  # log w_mk
+    root: Float[np.ndarray, "..."]  # L with L Lᵀ = Λ_m, packed
+    packing: Packing  # how the root is packed
 
 
 class Kept(NamedTuple):
-    """What the chains kept, with the log density of the product there up to a constant."""
+    """The kept draws of all chains, and the product's log density at each, up to a constant."""
 
     theta: Float[np.ndarray, "C n d"]
     log_density: Float[np.ndarray, "C n 1"]
 
 
 class Meeting:
-    """The product of M kernel estimates as a target; `step` is one Gibbs step of all chains."""
+    """Gibbs sampler of the product of M kernel density estimates, for many chains in parallel."""
 
     def __init__(self, shards: list[Kernels], rng: np.random.Generator) -> None:
         self._rng = rng
@@ -53,25 +51,25 @@ class Meeting:
         self._scale = self._packing.inverse(self._packing.root(total))
 
     def step(self, theta: Float[np.ndarray, "C d"]) -> tuple[np.ndarray, Float[np.ndarray, " C"]]:
-        """New θ, and the log density at the old."""
+        """One Gibbs step of all chains: the new θ, and the log density at the old θ."""
         eta, log_density, packing = np.zeros_like(theta), np.zeros(len(theta)), self._packing
         for shard, white, bias in zip(self._shards, self._white, self._bias, strict=True):
             here = packing.whiten(shard.root, theta)
             log_joint = here @ white.T + bias
             largest = np.max(log_joint, axis=1)
             cumulative = np.cumsum(np.exp(log_joint - largest[:, None]), axis=1)
-            # u in (0, 1], so that a component of no weight is never chosen.
+            # Inverse-CDF sampling with u in (0, 1], so that a component of weight zero is never chosen.
             aim = (1 - self._rng.uniform(size=len(theta))) * cumulative[:, -1]
             index = np.sum(cumulative < aim[:, None], axis=1)
             log_density += largest + np.log(cumulative[:, -1]) - 0.5 * np.sum(here**2, axis=1)
             eta += packing.rows_times(white[index], packing.transposed(shard.root))
         noise = self._rng.standard_normal(theta.shape)
-        # Λ⁻¹ η + L⁻ᵀ z, in rows, with `_scale` = L⁻¹ and Λ⁻¹ = L⁻ᵀ L⁻¹.
+        # θ = Λ⁻¹ η + L⁻ᵀ z for row vectors, where `_scale` is L⁻¹ and Λ⁻¹ = L⁻ᵀ L⁻¹.
         moved = packing.rows_times(eta, packing.transposed(self._scale)) + noise
         return packing.rows_times(moved, self._scale), log_density
 
     def run(self, theta: Float[np.ndarray, "C d"], kept: int, thin: int) -> tuple[np.ndarray, Kept]:
-        """`kept` times `thin` steps of every chain: where they end, and what they had at every `thin`-th."""
+        """Run every chain for `kept` x `thin` steps: their last states, and every `thin`-th state."""
         rows = []
         for _ in range(kept):
             for _ in range(thin - 1):
@@ -84,7 +82,7 @@ class Meeting:
 
 
 def check_memory(num_chains: int, num_draws: int) -> None:
-    """Refuse tables that do not fit."""
+    """Refuse tables that exceed the memory budget."""
     need = 3 * 8e-9 * num_chains * num_draws
     if need > _MAX_GIGABYTES:
         raise EpviError(

@@ -1,4 +1,4 @@
-"""What a way to combine draws is: it takes the shards' draws as flat arrays, and gives draws of their product."""
+"""Base class of the methods that combine draws, `DrawsMethod`, with their input and output types."""
 
 import abc
 import dataclasses
@@ -17,14 +17,14 @@ from epvi.hub.samples.layout import Layout
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Shards:
-    """The draws of M shards, (n_m, d) each, checked."""
+    """The draws of M shards, (n_m, d) each, already checked."""
 
     theta: tuple[Float[np.ndarray, "_ d"], ...]
     layout: Layout
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many draws each shard has."""
+        """Number of draws of each shard."""
         return tuple(len(draws) for draws in self.theta)
 
     @property
@@ -34,26 +34,26 @@ class Shards:
 
 
 class Combination(NamedTuple):
-    """Draws of the product, whether they can be used as they are, and the way's own record."""
+    """What a method returns."""
 
-    theta: Float[np.ndarray, "R d"]
-    status: Status
-    diagnostics: Any
+    theta: Float[np.ndarray, "R d"]  # draws of the product
+    status: Status  # whether they can be used as they are
+    diagnostics: Any  # the method's own record
 
 
 class Remedies(NamedTuple):
-    """What a way advises besides more draws: for other shapes than Gaussians, many dimensions, and few draws."""
+    """What a method's status advises, besides more draws."""
 
-    shape: str = "use Semiparametric() or Weierstrass()"
-    dimensions: str = ", or choose a diagonal covariance"
-    few: str = ", or use a method that assumes more, such as Parametric()"
+    shape: str = "use Semiparametric() or Weierstrass()"  # for shards that are not Gaussian
+    dimensions: str = ", or choose a diagonal covariance"  # for a covariance with many dimensions
+    few: str = ", or use a method that assumes more, such as Parametric()"  # for a large Monte Carlo error
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawsMethod(abc.ABC):
-    """A way to combine draws: a small object that holds its settings.
+    """Base class of methods that combine draws: small immutable objects that hold their settings.
 
-    `full_prior` says that every shard's draws count the whole prior, so that their product is not the posterior.
+    `full_prior` is True if every shard's draws contain the full prior, so that their product is not the posterior.
     """
 
     remedies: ClassVar[Remedies] = Remedies()
@@ -61,25 +61,25 @@ class DrawsMethod(abc.ABC):
 
     @abc.abstractmethod
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
-        """Draws of the product of two or more shards, as many as the smallest has when `num_samples` is None."""
+        """Draws of the product of two or more shards; as many as the smallest shard has if `num_samples` is None."""
 
 
 METHODS: Registry[DrawsMethod] = Registry("method of combining draws")
 
 
 def generator(key: jax.Array) -> np.random.Generator:
-    """NumPy's generator for a JAX key."""
+    """A NumPy generator seeded by a JAX key."""
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
 
 
 def check_covariance(covariance: Any) -> None:
-    """Refuse what is no covariance structure."""
+    """Refuse anything but a covariance structure."""
     if not isinstance(covariance, Structure):
         raise EpviError(f"covariance is {covariance!r}: pass Full() or Diagonal(), with its brackets.")
 
 
 def positive(name: str, value: Any, below: float = np.inf) -> float:
-    """A positive number, below `below`."""
+    """`value` as a float; refused unless it is positive and below `below`."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 < value < below:
         bound = "a finite positive number" if below == np.inf else f"a number between 0 and {below:g}"
         raise EpviError(f"{name} is {value!r}: pass {bound}.")

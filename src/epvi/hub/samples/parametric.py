@@ -1,4 +1,4 @@
-"""The parametric product (Neiswanger, Wang & Xing 2013): a Gaussian is fitted to each shard; they are multiplied."""
+"""The parametric density product (Neiswanger, Wang & Xing 2013): the product of Gaussians fitted to the shards."""
 
 import dataclasses
 from typing import ClassVar
@@ -15,10 +15,10 @@ from epvi.hub.samples.shape import gaussian_status
 @METHODS.add
 @dataclasses.dataclass(frozen=True)
 class Parametric(DrawsMethod):
-    """Draws of the product of the Gaussians with the shards' sample means and covariances.
+    """Draws of the product of Gaussians with the shards' sample means and covariances.
 
-    Neiswanger, Wang & Xing, Asymptotically Exact, Embarrassingly Parallel MCMC (2013; UAI 2014), section 3.1. By the
-    Bernstein-von Mises theorem, near exact when every shard has many rows. `diagnostics` is the Gaussian.
+    Neiswanger, Wang & Xing, Asymptotically Exact, Embarrassingly Parallel MCMC (2013; UAI 2014), section 3.1. Nearly
+    exact if every shard has many rows, by the Bernstein-von Mises theorem. `diagnostics` of the result is the Gaussian.
     """
 
     remedies: ClassVar[Remedies] = Remedies(few="")
@@ -28,7 +28,7 @@ class Parametric(DrawsMethod):
         check_covariance(self.covariance)
 
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
-        """Independent draws of a Gaussian."""
+        """Independent draws of the product, which is a Gaussian."""
         count = min(shards.counts) if num_samples is None else num_samples
         gaussian = product(fit_gaussians(shards, self.covariance))
         theta = gaussian.sample(count, generator(key))

@@ -1,4 +1,4 @@
-"""What combined draws are: in the form that the shards' draws came in, with a sentence on how well it went."""
+"""The result of `combine_draws`: draws in the form in which the shards' draws came, with a status."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class CombinedDraws:
-    """Draws of the posterior of all rows.
+    """Draws of the full posterior.
 
-    `theta` (R, d) has them flat; `status` says whether they can be used as they are, and `diagnostics` is the method's
-    own record.
+    Attributes:
+        theta: the draws as a flat array (R, d).
+        status: whether they can be used as they are, and what to do if not.
+        diagnostics: the method's own record.
+        method: the method that combined them.
+        num_shards: number of shards.
+        layout: names and shapes of the parameters in `theta`.
     """
 
     theta: Float[np.ndarray, "R d"]
@@ -37,10 +42,11 @@ class CombinedDraws:
         """The draws as an array (R, d), or by name as (R, *shape) when the shards' draws had names."""
         return self.layout.by_name(self.theta) if self.layout.named else self.theta
 
+    # Four chains, as NumPyro, Stan and PyMC users expect in ArviZ; the number has no meaning here.
     def to_arviz(self, num_chains: int = 4) -> "xarray.DataTree":
-        """The draws as ArviZ reads them, dealt to `num_chains` chains (up to num_chains − 1 are left out).
+        """The draws as ArviZ data, cut into `num_chains` chains (up to num_chains − 1 draws are left out).
 
-        ArviZ's R-hat and ESS speak of these draws; whether the combination is right, `status` tells.
+        ArviZ's R-hat and ESS describe these draws as they are; `status` says whether the combination is right.
         """
         try:
             import arviz_base

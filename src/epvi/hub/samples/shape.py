@@ -1,12 +1,13 @@
-"""How far the shards' draws are from Gaussian, and what that does to a product that takes them for Gaussians.
+"""Test whether the shards' draws are close enough to Gaussian for a method that assumes Gaussian shards.
 
-Of every coordinate and principal component of each shard: skewness γ and excess kurtosis, both 0 for a Gaussian; two
-well separated modes have a kurtosis near −2. And of all shards together, because what each of them has of skewness
-adds up: with sds s_m it moves the mean of the product, in sds of the result, by about
+For every coordinate and principal component of each shard: skewness γ and excess kurtosis, both 0 for a Gaussian; two
+well separated modes have an excess kurtosis near −2. For all shards together: their skewnesses add up, and with sds s_m
+they move the mean of the product, in sds of the product, by about
 
     ½ Σ_m (γ_m / s_m) / √(Σ_m 1 / s_m²),   which is ½ γ √M for equal shards.
 
-The limits are sizes that matter, or what chance makes of the largest of so many estimates where that is larger.
+An estimate is reported if it exceeds both the size that matters and the size that Gaussian draws reach by chance in the
+largest of so many estimates.
 """
 
 from typing import NamedTuple
@@ -20,40 +21,48 @@ from epvi.ground.status import Status
 from epvi.hub.samples.method import Remedies, Shards
 from epvi.hub.samples.moments import ENOUGH
 
+# Sizes that matter. Shift of the product's mean by skewness, in sds of the product: as in halves.py. Judgement.
 _SHIFT = 0.3
+# Skewness of one shard: that of a gamma distribution of shape 8. Judgement.
 _SKEWNESS = 0.7
+# Excess kurtosis of one shard: below, as with two modes (the uniform distribution has −1.2), and above, as with heavy
+# tails (Student's t with 7 degrees of freedom has 2). Judgement.
 _KURTOSIS = (-1.0, 2.0)
-# The probability with which Gaussian shards are held to be something else.
+# Probability of a false alarm for Gaussian shards, over all estimates together. Judgement.
 _CHANCE = 1e-3
-# So much of h² sizes is a mean off by about a quarter of an sd, as measured on products of gamma densities.
+# Largest acceptable h² times the departure, in the sizes above. Measured on products of gamma densities, where means
+# were off by about a quarter of an sd at this value; no script of it is kept.
 _UNFOLLOWED = 0.4
+# Largest acceptable factor by which precisions are too large: sds are then 5 % too small. Judgement.
 _INFLATION = 1.1
+# Correlation of two coordinates that a diagonal covariance may ignore. Judgement.
 _CORRELATION = 0.5
-# With fewer, what is known of skewness and kurtosis by chance is too rough.
+# The limits by chance are evaluated at no fewer draws: for smaller samples their approximations are not valid (Anscombe
+# & Glynn 1983 give n ≥ 20).
 _LEAST_DRAWS = 20
-# Components with less of the variance of a coordinate are rounding.
+# Principal components of the correlation matrix with a smaller eigenvalue are rounding errors. Judgement.
 _LEAST_VARIANCE = 1e-6
 
 
 class Departure(NamedTuple):
-    """What is least Gaussian, in words, and by how many times the size that matters."""
+    """The largest departure from Gaussian shape."""
 
-    where: str
-    how: str
-    size: float
+    where: str  # shard and coordinate
+    how: str  # statistic and value
+    size: float  # in multiples of the size that matters
 
 
 class _Measure(NamedTuple):
-    """One number per column, the size of it that matters, and the size that chance makes."""
+    """A statistic of every column."""
 
     name: str
     value: np.ndarray
-    matters: np.ndarray | float
-    chance: np.ndarray
+    matters: np.ndarray | float  # size that matters
+    chance: np.ndarray  # size that Gaussian draws reach by chance
 
 
 def departure(shards: Shards) -> Departure | None:
-    """Where draws are far from Gaussian; None where all are near enough."""
+    """The largest departure from Gaussian shape; None if all shards are close enough."""
     labels = shards.layout.labels
     surely = sure(4 * len(shards.theta) * shards.dim)
     found = [_largest(_shift(shards, surely), labels)]
@@ -68,38 +77,39 @@ def departure(shards: Shards) -> Departure | None:
 
 
 def unfollowed(shards: Shards, h: float) -> str:
-    """What kernels of h sds leave of a departure, about the share h² of it, in words; empty when little is left."""
+    """Describe the departure that kernels of h sds smooth away, about h² of it; empty if that is small."""
     far = departure(shards)
     if far is None or h**2 * far.size < _UNFOLLOWED:
         return ""
-    return f"{far.where}, which is not Gaussian ({far.how}): transform it (the logarithm of what is positive)"
+    return f"{far.where}, which is not Gaussian ({far.how}): transform it (take logarithms of positive quantities)"
 
 
 def sure(tests: int) -> float:
-    """The standard errors that the largest of so many estimates hardly ever has by chance."""
+    """Number of standard errors that the largest of `tests` estimates exceeds with probability `_CHANCE`."""
     return float(ndtri(1 - _CHANCE / tests))
 
 
 def standardised(draws: Float[np.ndarray, "*M n d"]) -> Float[np.ndarray, "*M n d"]:
-    """Draws less their mean, in sds."""
+    """Draws minus their mean, divided by their sd."""
     return (draws - np.mean(draws, axis=-2, keepdims=True)) / np.std(draws, axis=-2, keepdims=True)
 
 
 def memory(z: Float[np.ndarray, "*M n d"]) -> Float[np.ndarray, "*M d"]:
-    """The correlation φ of each draw with the next; 0 when they are independent or antithetic."""
+    """Lag-1 autocorrelation φ, at least 0 (antithetic draws count as independent)."""
+    # Below 1, so that the effective sample size stays positive: 0.9999 means one effective draw in 20,000. Judgement.
     return np.clip(np.mean(z[..., 1:, :] * z[..., :-1, :], axis=-2), 0, 0.9999)
 
 
 def effective(n: int, phi: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """As many independent terms say as much of a mean as n with this correlation of each with the next.
+    """Effective sample size of the mean of n terms of an autoregressive series with lag-1 autocorrelation `phi`.
 
-    For draws with correlation φ, that is about φᵏ for moments of order k, and φ_1 φ_2 for correlations.
+    If draws have autocorrelation φ, their k-th powers have about φᵏ, and products of two series φ_1 φ_2.
     """
     return n * (1 - phi) / (1 + phi)
 
 
 def chance_correlation(n: Float[np.ndarray, "..."], tests: int) -> Float[np.ndarray, "..."]:
-    """What the largest correlation of so many hardly ever exceeds when there is none, on Fisher's scale."""
+    """Limit that the largest of `tests` sample correlations of independent series rarely exceeds (Fisher)."""
     return np.tanh(sure(tests) / np.sqrt(np.maximum(n - 3, 1)))
 
 
@@ -112,7 +122,7 @@ def _largest(measure: _Measure, names: list[str] | tuple[str, ...]) -> Departure
 
 
 def _shift(shards: Shards, surely: float) -> _Measure:
-    """By how much skewness moves the means of the product."""
+    """Shift of the product's means by the skewness of all shards, in sds of the product."""
     total, variance, precision = (np.zeros(shards.dim) for _ in range(3))
     for draws in shards.theta:
         z, sd = standardised(draws), np.std(draws, axis=0)
@@ -134,7 +144,7 @@ def _shape_of(z: Float[np.ndarray, "n d"], surely: float) -> list[_Measure]:
 
 
 def _skewness_by_chance(n: np.ndarray, normal: float) -> np.ndarray:
-    """The skewness of n Gaussian draws at this quantile of a standard normal (D'Agostino 1970)."""
+    """Quantile of the skewness of n Gaussian draws, given that of a standard normal (D'Agostino 1970)."""
     n = np.maximum(n, _LEAST_DRAWS)
     tails = 3 * (n**2 + 27 * n - 70) * (n + 1) * (n + 3) / ((n - 2) * (n + 5) * (n + 7) * (n + 9))
     square = np.sqrt(2 * (tails - 1)) - 1
@@ -143,7 +153,7 @@ def _skewness_by_chance(n: np.ndarray, normal: float) -> np.ndarray:
 
 
 def _kurtosis_by_chance(n: np.ndarray, normal: np.ndarray) -> np.ndarray:
-    """The excess kurtosis of n Gaussian draws at this quantile of a standard normal (Anscombe & Glynn 1983)."""
+    """Quantile of the excess kurtosis of n Gaussian draws, given that of a standard normal (Anscombe & Glynn 1983)."""
     n = np.maximum(n, _LEAST_DRAWS)
     sd = np.sqrt(24 * n * (n - 2) * (n - 3) / ((n + 3) * (n + 5))) / (n + 1)
     skew = 6 * (n**2 - 5 * n + 2) / ((n + 7) * (n + 9)) * np.sqrt(6 * (n + 3) * (n + 5) / (n * (n - 2) * (n - 3)))
@@ -153,7 +163,10 @@ def _kurtosis_by_chance(n: np.ndarray, normal: np.ndarray) -> np.ndarray:
 
 
 def _principal(z: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, "n k"], np.ndarray]:
-    """Scores on the principal components, and the coordinate that each is mostly of; none where draws are few."""
+    """Standardised principal component scores, and the coordinate with the largest loading of each.
+
+    Empty if there are too few draws for a full covariance.
+    """
     n, d = z.shape
     if d == 1 or n < ENOUGH * (d + 2):
         return z[:, :0], np.zeros(0, int)
@@ -163,7 +176,7 @@ def _principal(z: Float[np.ndarray, "n d"]) -> tuple[Float[np.ndarray, "n k"], n
 
 
 def correlated(shards: Shards) -> str:
-    """Which two coordinates of a shard are far from independent, in words; empty when none are."""
+    """Name the most strongly correlated pair of coordinates of any shard; empty if no correlation matters."""
     if shards.dim == 1:
         return ""
     worst, found = 0.0, ""
@@ -182,7 +195,7 @@ def correlated(shards: Shards) -> str:
 
 
 def gaussian_status(made: str, shards: Shards, structure: Structure, inflated: float, remedies: Remedies) -> Status:
-    """The sentence of a way that is exact for Gaussian shards of this structure, with precisions `inflated` times."""
+    """Status of a method that is exact for Gaussian shards with this structure; precisions are `inflated` times."""
     pair = "" if structure.packing.whole else correlated(shards)
     if pair:
         return Status(False, neglected(structure, pair))
@@ -190,21 +203,21 @@ def gaussian_status(made: str, shards: Shards, structure: Structure, inflated: f
     if far is not None:
         return Status(
             False,
-            f"{far.where} is far from Gaussian ({far.how}), which this way takes it for: transform it (the logarithm of"
-            f" what is positive), or {remedies.shape}.",
+            f"{far.where} is far from Gaussian ({far.how}), which this method assumes: transform it (take logarithms of"
+            f" positive quantities), or {remedies.shape}.",
         )
     if inflated > _INFLATION:
         return Status(
             False,
-            f"{min(shards.counts):,} draws are few for the covariance of {shards.dim} numbers (sds come out about"
+            f"{min(shards.counts):,} draws are few for the covariance of {shards.dim} parameters (sds are about"
             f" {1 - inflated**-0.5:.0%} too small): draw more{remedies.dimensions}.",
         )
     return Status(
         True,
-        f"{made} from {len(shards.theta)} shards, exact as far as all shards are Gaussian, and none is far from it.",
+        f"{made} from {len(shards.theta)} shards; exact for Gaussian shards, and no shard is far from Gaussian.",
     )
 
 
 def neglected(structure: Structure, pair: str) -> str:
-    """What is wrong with a structure that has no correlations, when this pair has one."""
-    return f"{type(structure).__name__}() leaves out how {pair} move together: choose Full() if draws suffice."
+    """The status text for a structure without correlations when this pair of coordinates is correlated."""
+    return f"{type(structure).__name__}() ignores the dependence of {pair}: choose Full() if there are enough draws."

@@ -1,12 +1,12 @@
-"""The Weierstrass rejection sampler (Wang & Dunson 2013): pairs of shards, round after round.
+"""The Weierstrass rejection sampler (Wang & Dunson 2013), applied to pairs of shards in a binary tree.
 
-For draws θ₁ ~ f₁ and θ₂ ~ f₂, accepted with a probability that falls with their distance δ = θ₁ − θ₂,
+Draw θ₁ ~ f₁ and θ₂ ~ f₂, and accept the pair with a probability that decreases with the distance δ = θ₁ − θ₂,
 
-    exp(−½ δᵀ (Σ₁ + Σ₂)⁻¹ δ / h²),   the average  (W₁ + W₂)⁻¹ (W₁ θ₁ + W₂ θ₂),   W = Σ⁻¹
+    exp(−½ δᵀ (Σ₁ + Σ₂)⁻¹ δ / h²);   return the average  (W₁ + W₂)⁻¹ (W₁ θ₁ + W₂ θ₂),   W = Σ⁻¹
 
-has a density that tends to f₁ f₂ / ∫ f₁ f₂ as h → 0; that limit makes it exact, and acceptance falls with h to the
-power d. At h = ∞ it is consensus Monte Carlo. For Gaussian shards every h is exact: the weighted average is
-independent of δ. What was accepted meets the next pair's, so M shards take ⌈log₂ M⌉ rounds.
+The density of accepted averages tends to f₁ f₂ / ∫ f₁ f₂ as h → 0, while the acceptance rate falls like hᵈ. At h = ∞
+this is consensus Monte Carlo. For Gaussian shards every h is exact, since the weighted average is independent of δ.
+Accepted averages of one pair are combined with those of another pair: M shards take ⌈log₂ M⌉ rounds.
 """
 
 import dataclasses
@@ -27,21 +27,26 @@ from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Shards, c
 from epvi.hub.samples.moments import fit_gaussians, sum_of
 from epvi.hub.samples.shape import unfollowed
 
-# Pairs that the bandwidth is found with, and pairs that are tried in vain before giving up.
+# Random pairs with which the bandwidth is chosen. Judgement: an acceptance rate of 2 % is estimated to 0.1 points.
 _PILOT = 20_000
+# Pairs proposed for one pair of shards before the sampler gives up. Judgement.
 _MAX_PAIRS = 20_000_000
-# Means of fewer draws are off by more than 0.3 sds.
+# Least effective number of distinct draws of a shard: 1/√11 is a standard error of 0.3 sds, the limit in halves.py.
 _LEAST_EFFECTIVE = 11
-# Pairs that are tried at once, and numbers that they may have.
+# Most pairs proposed in one batch. Judgement.
 _PAIRS = 50_000
+# Most float64 numbers in one batch of differences: 80 MB. Judgement.
 _NUMBERS = 10_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class WeierstrassDiagnostics:
-    """Per pair, in the order in which they met: the bandwidth, the share accepted, and how many draws were of use.
+    """One entry per pair of shards or groups, in the order in which they were combined.
 
-    `effective` is the smallest effective number of distinct draws, of any shard, that the accepted descend from.
+    Attributes:
+        bandwidths: bandwidth h, in sds of the difference of a pair of draws.
+        acceptance: acceptance rate.
+        effective: smallest effective number of distinct draws, of any shard, among the ancestors of accepted draws.
     """
 
     bandwidths: tuple[float, ...]
@@ -50,11 +55,11 @@ class WeierstrassDiagnostics:
 
 
 class _KernelGroup(NamedTuple):
-    """Draws of the product of some shards from the `first` on, and which draw of each shard every one descends from."""
+    """Draws of the product of consecutive shards."""
 
-    first: int
-    theta: Float[np.ndarray, "n d"]
-    ancestors: Int[np.ndarray, "shards n"]
+    first: int  # index of the first of these shards
+    theta: Float[np.ndarray, "n d"]  # draws of their product
+    ancestors: Int[np.ndarray, "shards n"]  # index of the draw of each shard from which each one was averaged
 
     def __str__(self) -> str:
         last = self.first + len(self.ancestors) - 1
@@ -64,16 +69,20 @@ class _KernelGroup(NamedTuple):
 @METHODS.add
 @dataclasses.dataclass(frozen=True)
 class Weierstrass(DrawsMethod):
-    """Averages of pairs of draws that are near each other, pair of shards after pair of shards.
+    """Averages of pairs of nearby draws, for one pair of shards after another.
 
-    Wang & Dunson, Parallelizing MCMC via Weierstrass Sampler (2013, arXiv 1312.4605). `bandwidth` h is in sds of the
-    difference of a pair; without it, each pair of shards has the h with which a share `acceptance` of random pairs is
-    accepted, or n^(-1/(4+d)) when that is more. Exact as h → 0 with ever more draws, and for Gaussian shards with any
-    h.
+    Wang & Dunson, Parallelizing MCMC via Weierstrass Sampler (2013, arXiv 1312.4605). Exact as h → 0 and n → ∞, and for
+    Gaussian shards with any h.
+
+    Attributes:
+        covariance: structure of the shards' covariances, which weight the averages and scale distances.
+        bandwidth: h, in sds of the difference of a pair; None to choose it by `acceptance`.
+        acceptance: acceptance rate that determines h for each pair of shards; h is at least n^(-1/(4+d)).
     """
 
     covariance: Structure = dataclasses.field(default_factory=Full)
     bandwidth: float | None = None
+    # Rate. Judgement: 50 pairs of draws are proposed for one that is kept.
     acceptance: float = 0.02
 
     def __post_init__(self) -> None:
@@ -83,9 +92,9 @@ class Weierstrass(DrawsMethod):
             object.__setattr__(self, "bandwidth", positive("bandwidth", self.bandwidth))
 
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
-        """A tree of pairs; one that has no partner goes on to the next round as it is."""
+        """Combine pairs in a binary tree; a group without a partner joins the next round unchanged."""
         count = min(shards.counts) if num_samples is None else num_samples
-        # Later rounds stand on what earlier ones kept.
+        # Intermediate rounds keep at least as many draws as the smallest shard has, since later rounds resample them.
         kept = max(count, min(shards.counts))
         rng = generator(key)
         round_of = [_KernelGroup(m, theta, np.arange(len(theta))[None]) for m, theta in enumerate(shards.theta)]
@@ -102,7 +111,7 @@ class Weierstrass(DrawsMethod):
     def _meet(
         self, groups: tuple[_KernelGroup, _KernelGroup], layout: Layout, count: int, rng: np.random.Generator
     ) -> tuple[_KernelGroup, tuple[float, float, float]]:
-        """`count` averages of accepted pairs, with h, the share accepted, and the effective number of draws."""
+        """`count` averages of accepted pairs; with h, the acceptance rate, and the effective number of ancestors."""
         pair = Shards(tuple(group.theta for group in groups), layout)
         gaussians = fit_gaussians(pair, self.covariance)
         spread = sum_of(gaussians[0], gaussians[1], np.zeros(pair.dim))
@@ -114,9 +123,10 @@ class Weierstrass(DrawsMethod):
         return group, (h, count / tried, min(_effective(line) for line in ancestors))
 
     def _fitting(self, pair: Shards, spread: Gaussian, rng: np.random.Generator) -> float:
-        """The h with which the wanted share of random pairs is accepted; not less than n draws can follow."""
+        """The h that gives the wanted acceptance rate for random pairs, but at least n^(-1/(4+d))."""
         pilot = min(_PILOT, _at_once(pair.dim))
         squares = _distances(spread, pair, [rng.integers(len(draws), size=pilot) for draws in pair.theta])
+        # Bisection on log h: h from 2e-9 to 5e8, to 40 · 2⁻⁶⁰.
         low, high = -20.0, 20.0
         for _ in range(60):
             middle = (low + high) / 2
@@ -126,7 +136,7 @@ class Weierstrass(DrawsMethod):
 
 
 def _at_once(d: int) -> int:
-    """How many pairs are tried at once."""
+    """Number of pairs proposed in one batch."""
     return max(1, min(_PAIRS, _NUMBERS // d))
 
 
@@ -138,7 +148,7 @@ def _distances(spread: Gaussian, pair: Shards, places: list[np.ndarray]) -> Floa
 def _accepted(
     pair: Shards, spread: Gaussian, h: float, wanted: tuple[str, int], rng: np.random.Generator
 ) -> tuple[np.ndarray, int]:
-    """Places (2, count) of accepted pairs in the two shards' draws, and how many pairs were tried for them."""
+    """Indices (2, count) of accepted pairs into the two shards' draws, and how many pairs were proposed for them."""
     name, count = wanted
     kept, tried, size = [], 0, _at_once(pair.dim)
     while sum(places.shape[1] for places in kept) < count:
@@ -152,26 +162,26 @@ def _accepted(
         kept.append(np.stack(places)[:, near])
         tried += size
     found = np.concatenate(kept, axis=1)
-    # `tried` counts those up to the last one that was needed, in expectation.
+    # Of the last batch, count only the expected number of proposals up to the last pair needed.
     return found[:, :count], max(count, round(tried * count / found.shape[1]))
 
 
 def _effective(places: np.ndarray) -> float:
-    """How many different draws are among these, counted by how evenly they are used."""
+    """Effective number of distinct draws: (Σ c)² / Σ c² for their counts c."""
     counts = np.bincount(places)
     return float(len(places) ** 2 / np.sum(counts**2))
 
 
 def _status(found: WeierstrassDiagnostics, count: int, shards: Shards) -> Status:
     h, accepted, effective = max(found.bandwidths), min(found.acceptance), min(found.effective)
-    told = f"bandwidth up to {h:.2f} sds, {accepted:.1%} of pairs accepted at least"
+    told = f"bandwidth up to {h:.2f} sds, at least {accepted:.1%} of pairs accepted"
     if effective < min(_LEAST_EFFECTIVE, count / 2):
         return Status(
             False,
-            f"what was accepted descends from only about {effective:.0f} draws of one shard ({told}): shards hardly"
-            " overlap, or are many for their draws; draw more, or raise acceptance.",
+            f"accepted draws descend from only about {effective:.0f} draws of one shard ({told}), because shards hardly"
+            " overlap, or are many for their draws: draw more, or raise acceptance.",
         )
     left = unfollowed(shards, h)
     if left:
         return Status(False, f"the kernel ({told}) is too wide to follow {left}, or draw more and lower acceptance.")
-    return Status(True, f"accepted: {count:,} draws, {told}; exact for Gaussian shards, and for others as h falls.")
+    return Status(True, f"accepted: {count:,} draws, {told}; exact for Gaussian shards, and for others as h goes to 0.")
