@@ -265,7 +265,7 @@ def _explained(
         )
         others = ""
     elif isinstance(error, EpviError):
-        said = f"{shard} could not be {done}: {str(error).rstrip('.')}."
+        said = f"{shard} could not be {done}: {error.clause}."
     else:
         said = f"{shard} could not be {done}: {type(error).__name__}: {str(error).rstrip('.')}."
     return ShardError(f"{said}{others}{kept_in(kept)}", kept)

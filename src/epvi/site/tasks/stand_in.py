@@ -82,7 +82,7 @@ def _as_gaussian(share: Subposterior, part: Part, key: jax.Array) -> LocalFit:
     try:
         made = _INFERENCE.fit(share, {}, common=key, key=key)
     except EpviError as error:
-        raise _refusal(part, f"it cannot be fitted: {str(error).rstrip('.')}") from error
+        raise _refusal(part, f"it cannot be fitted: {error.clause}") from error
     if not made.status.ok:
         raise _refusal(part, "it has no smooth peak, or is flat in some direction")
     if made.mixture.num_components > 1:
