@@ -15,7 +15,7 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import ArrayLike
 from epvi.ground.seeds import Seed, as_key
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.validation import at_least
 from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.agreement.conflict import Conflict, conflict_between
@@ -104,7 +104,8 @@ class Posterior:
             f" The shards' fits are {lost:.2g} nats from their subposteriors in all: parameters that a shard alone"
             " hardly determines, such as scales, may be off. Compare with fewer shards."
         )
-        return Status(self.product.status.ok, self.product.status.text + doubt)
+        found = self.product.status
+        return Status(StatusCode.LOOSE_FITS if found.ok else found.code, found.text + doubt)
 
     @property
     def bytes_exchanged(self) -> int:

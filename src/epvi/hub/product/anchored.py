@@ -24,7 +24,7 @@ from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray, to_numpy
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.blocks import Blocks, in_blocks, log_joint, select
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.modes import ProductModes, find_modes
@@ -122,8 +122,8 @@ class Anchored(Product):
         size = f"{found.ess:,.0f} effective of {self.num_samples:,} draws, {modes}"
         if not found.ess >= max(min(100.0, self.num_samples / 2), 0.05 * self.num_samples):
             remedy = "raise num_anchors, rounds or num_samples, or merge the shards' components first (reduce)."
-            return Status(False, f"the weights are uneven ({size}): {remedy}")
-        return Status(True, f"sampled: {size}.")
+            return Status(StatusCode.UNEVEN_WEIGHTS, f"the weights are uneven ({size}): {remedy}")
+        return Status(StatusCode.SAMPLED, f"sampled: {size}.")
 
 
 class _Task(NamedTuple):

@@ -25,7 +25,7 @@ from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.blocks import Blocks, in_blocks, select
 from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.product.result import Product, ProductMixture
@@ -84,13 +84,15 @@ class Chain(Product):
         r_hat, ess = max(found.r_hat_log_weight, found.r_hat_means), min(found.ess_log_weight, found.ess_means)
         if not r_hat < 1.1:
             return Status(
-                False,
+                StatusCode.UNMIXED,
                 f"the chains disagree (split R-hat {r_hat:.2f}): use Anchored(), which keeps separate modes,"
                 " or raise burn_in, thin and num_samples.",
             )
         if ess < 100:
-            return Status(False, f"only {ess:.0f} effective of {r:,} components: raise thin or num_samples.")
-        return Status(True, f"mixed: split R-hat {r_hat:.3f}, {ess:,.0f} effective of {r:,} components.")
+            text = f"only {ess:.0f} effective of {r:,} components: raise thin or num_samples."
+            return Status(StatusCode.FEW_EFFECTIVE, text)
+        text = f"mixed: split R-hat {r_hat:.3f}, {ess:,.0f} effective of {r:,} components."
+        return Status(StatusCode.MIXED, text)
 
 
 class _Pair(NamedTuple):

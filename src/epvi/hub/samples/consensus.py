@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from epvi.gaussian.structure import Full, Structure
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.method import Combination, DrawsMethod, Remedies, Shards, check_covariance
 from epvi.hub.samples.moments import DrawnGaussian, fit_gaussians, inflation, inverse, times
 from epvi.hub.samples.shape import chance_correlation, effective, gaussian_status, memory, standardised
@@ -58,9 +58,8 @@ class Consensus(DrawsMethod):
         together = _moving_together(paired, shards)
         if together:
             remedy = "give every shard its own seed, or permute its draws"
-            return Status(
-                False, f"draws of {together}, as with one seed for both, and give too wide averages: {remedy}."
-            )
+            text = f"draws of {together}, as with one seed for both, and give too wide averages: {remedy}."
+            return Status(StatusCode.MOVING_TOGETHER, text)
         made = f"averaged: {paired.shape[1]:,} draws"
         inflated = inflation(min(shards.counts), shards.dim, self.covariance)
         return gaussian_status(made, shards, self.covariance, inflated, self.remedies)

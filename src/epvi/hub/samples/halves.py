@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.method import DrawsMethod, Remedies, Shards
 
 # Means off by more of an sd, and sds off by a larger share, are not those of the posterior.
@@ -32,8 +32,8 @@ class SplitError(NamedTuple):
         told = f"means are off by about {self.means:.2f} sds and sds by {self.sds:.0%}"
         if self.means > _MEANS or self.sds > _SDS:
             remedy = f"draw more at every shard{remedies.few}"
-            return Status(False, f"by what two halves of the draws give, {told}: {remedy}.")
-        return Status(True, f"{status.text} By their halves, {told} for want of draws.")
+            return Status(StatusCode.FEW_DRAWS, f"by what two halves of the draws give, {told}: {remedy}.")
+        return Status(status.code, f"{status.text} By their halves, {told} for want of draws.")
 
 
 def split_error(

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from epvi.gaussian.structure import Structure
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.validation import check_settings
 from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.samples.consensus import evenly_spaced
@@ -68,8 +68,8 @@ class KernelMethod(DrawsMethod):
         """The estimate of the density of a shard with these draws, to which this Gaussian was fitted."""
 
     @abc.abstractmethod
-    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> str:
-        """What kernels of h sds do wrong even to Gaussian shards, and what to do; empty when nothing."""
+    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> Status | None:
+        """What kernels of h sds do wrong even to Gaussian shards, and what to do; None when nothing."""
 
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
         """What the chains kept at the last bandwidth, chain after chain."""
@@ -93,8 +93,8 @@ class KernelMethod(DrawsMethod):
         flat = centre + kept.theta.reshape(-1, shards.dim)
         diagnostics = _diagnose(kept, h, self._steps(h))
         status = _mixed(diagnostics, count)
-        fault = (self.fault(shards, gaussians, h) or self._smoothed(shards, h)) if status.ok else ""
-        status = Status(False, fault) if fault else status
+        if status.ok:
+            status = self.fault(shards, gaussians, h) or self._smoothed(shards, h) or status
         return Combination(flat[evenly_spaced(len(flat), count)], status, diagnostics)
 
     def _steps(self, h: float) -> int:
@@ -105,11 +105,12 @@ class KernelMethod(DrawsMethod):
         shares = np.linspace(0, 1, self.stages) if self.stages > 1 else np.ones(1)
         return [self.bandwidth * float(n) ** float(-share / (4 + d)) for share in shares]
 
-    def _smoothed(self, shards: Shards, h: float) -> str:
+    def _smoothed(self, shards: Shards, h: float) -> Status | None:
         left = unfollowed(shards, h)
         if not left:
-            return ""
-        return f"kernels of {h:.2f} sds are too wide to follow {left}, draw more, or lower bandwidth while chains mix."
+            return None
+        remedy = "draw more, or lower bandwidth while chains mix"
+        return Status(StatusCode.WIDE_KERNEL, f"kernels of {h:.2f} sds are too wide to follow {left}, {remedy}.")
 
 
 def _mixed(found: KernelDiagnostics, count: int) -> Status:
@@ -117,11 +118,13 @@ def _mixed(found: KernelDiagnostics, count: int) -> Status:
     r_hat, ess = max(found.r_hat_theta, found.r_hat_log_density), min(found.ess_theta, found.ess_log_density)
     if not r_hat < 1.1:
         remedy = "raise thin or bandwidth, or use Parametric() or Weierstrass()"
-        return Status(False, f"the chains over draws disagree (split R-hat {r_hat:.2f}): {remedy}.")
+        return Status(StatusCode.UNMIXED, f"the chains over draws disagree (split R-hat {r_hat:.2f}): {remedy}.")
     if ess < min(100, count / 2):
-        return Status(False, f"only {ess:,.0f} effective draws of the chains: raise thin or num_samples.")
+        text = f"only {ess:,.0f} effective draws of the chains: raise thin or num_samples."
+        return Status(StatusCode.FEW_EFFECTIVE, text)
     mixed = f"split R-hat {r_hat:.3f}, {ess:,.0f} effective"
-    return Status(True, f"mixed: {count:,} draws with kernels of {found.bandwidth:.2f} sds ({mixed}).")
+    text = f"mixed: {count:,} draws with kernels of {found.bandwidth:.2f} sds ({mixed})."
+    return Status(StatusCode.MIXED, text)
 
 
 def _diagnose(kept: Kept, h: float, thin: int) -> KernelDiagnostics:

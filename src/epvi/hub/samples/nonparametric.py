@@ -12,6 +12,7 @@ import dataclasses
 import numpy as np
 
 from epvi.gaussian.structure import Diagonal, Full, Structure
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
 from epvi.hub.samples.method import Shards
@@ -36,15 +37,16 @@ class Nonparametric(KernelMethod):
         """Equal Gaussians at the draws."""
         return Kernels(draws, np.full(len(draws), -np.log(len(draws))), gaussian.root / h)
 
-    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> Status | None:
         """By how much the kernels widen what they estimate, where that is too much."""
         best = gaussians if isinstance(self.covariance, Full) else fit_best(shards)
         widening = _widening(best, gaussians, h)
         if widening <= _WIDENING:
-            return ""
-        return (
+            return None
+        return Status(
+            StatusCode.WIDE_KERNEL,
             f"kernels of {h:.2f} sds make sds about {widening:.0%} too wide: use Semiparametric(), or draw more, or"
-            " lower bandwidth as far as the chains mix."
+            " lower bandwidth as far as the chains mix.",
         )
 
 

@@ -12,6 +12,7 @@ import dataclasses
 import numpy as np
 
 from epvi.gaussian.structure import Full, Structure
+from epvi.ground.status import Status
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
 from epvi.hub.samples.method import Shards
@@ -36,7 +37,7 @@ class Semiparametric(KernelMethod):
         means = (1 - s) * draws + s * gaussian.mean
         return Kernels(means, log_weights - np.logaddexp.reduce(log_weights), gaussian.root / np.sqrt(s))
 
-    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[DrawnGaussian], h: float) -> Status | None:
         """Correlations that the Gaussians leave to the kernels."""
         pair = "" if isinstance(self.covariance, Full) else correlated(shards)
-        return neglected(self.covariance, pair) if pair else ""
+        return neglected(self.covariance, pair) if pair else None

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from scipy.special import ndtri
 
 from epvi.gaussian.structure import Full, Structure
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.method import Remedies, Shards
 from epvi.hub.samples.moments import ENOUGH
 
@@ -185,26 +185,27 @@ def gaussian_status(made: str, shards: Shards, structure: Structure, inflated: f
     """The sentence of a way that is exact for Gaussian shards of this structure, with precisions `inflated` times."""
     pair = "" if isinstance(structure, Full) else correlated(shards)
     if pair:
-        return Status(False, neglected(structure, pair))
+        return neglected(structure, pair)
     far = departure(shards)
     if far is not None:
         return Status(
-            False,
+            StatusCode.NOT_GAUSSIAN,
             f"{far.where} is far from Gaussian ({far.how}), which this way takes it for: transform it (the logarithm of"
             f" what is positive), or {remedies.shape}.",
         )
     if inflated > _INFLATION:
         return Status(
-            False,
+            StatusCode.FEW_DRAWS,
             f"{min(shards.counts):,} draws are few for the covariance of {shards.dim} numbers (sds come out about"
             f" {1 - inflated**-0.5:.0%} too small): draw more{remedies.dimensions}.",
         )
     return Status(
-        True,
+        StatusCode.DRAWN,
         f"{made} from {len(shards.theta)} shards, exact as far as all shards are Gaussian, and none is far from it.",
     )
 
 
-def neglected(structure: Structure, pair: str) -> str:
+def neglected(structure: Structure, pair: str) -> Status:
     """What is wrong with a structure that has no correlations, when this pair has one."""
-    return f"{type(structure).__name__}() leaves out how {pair} move together: choose Full() if draws suffice."
+    text = f"{type(structure).__name__}() leaves out how {pair} move together: choose Full() if draws suffice."
+    return Status(StatusCode.NEGLECTED_CORRELATION, text)

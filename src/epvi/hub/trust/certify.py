@@ -13,13 +13,13 @@ from jaxtyping import Float
 
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.verb import verb
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.score_test import agreement
-from epvi.hub.trust.verdict import NOT, TRUST, judge
+from epvi.hub.trust.verdict import CORRECTED, NOT, TRUST, judge
 from epvi.wire.answer import Scores
 
 
@@ -73,7 +73,8 @@ class Certificate:
     @property
     def status(self) -> Status:
         """Whether the posterior can be used."""
-        return Status(self.verdict != NOT, self.text)
+        codes = {TRUST: StatusCode.TRUSTED, CORRECTED: StatusCode.CORRECTED, NOT: StatusCode.NOT_TRUSTED}
+        return Status(codes[self.verdict], self.text)
 
     @property
     def resamples(self) -> bool:
