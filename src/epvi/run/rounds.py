@@ -16,7 +16,7 @@ from epvi.hub.posterior.posterior import NUM_DRAWS, Posterior
 from epvi.hub.refine.refine import WORTH, advance, confirmed, finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
-from epvi.hub.trust.verdict import CORRECTED, TRUST
+from epvi.hub.trust.reasons import Verdict
 from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import Draws
@@ -67,7 +67,7 @@ class Rounds:
 
     def worth(self, certificate: Certificate) -> float:
         """How far a step must lead, in nats, to be worth a round: weights that correct well leave little to do."""
-        corrected = certificate.verdict == CORRECTED and certificate.efficiency > _WELL
+        corrected = certificate.verdict == Verdict.CORRECTED and certificate.efficiency > _WELL
         return _LITTLE if self.contented and corrected else WORTH
 
     @property
@@ -88,7 +88,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
     first = posterior.with_certificate(certificate)
     for _ in range(rounds.refine):
-        if answered.moments is None or (rounds.contented and certificate.verdict == TRUST):
+        if answered.moments is None or (rounds.contented and certificate.verdict == Verdict.TRUST):
             break
         posterior = advance(posterior, answered, certificate, rounds.worth(certificate))
         if posterior.step is None or posterior.step.before is None:

@@ -104,11 +104,10 @@ def advance(posterior: Posterior, answered: Answered, certificate: Certificate, 
 def finished(posterior: Posterior) -> Posterior:
     """The posterior that no further round will improve: its verdict says so."""
     found = posterior.certificate
-    if found is None:
+    if found is None or not found.faults:
         return posterior
-    return dataclasses.replace(
-        posterior, certificate=dataclasses.replace(found, text=when_refined(posterior, found.text))
-    )
+    text = when_refined(posterior, found.faults)
+    return dataclasses.replace(posterior, certificate=dataclasses.replace(found, text=text))
 
 
 def confirmed(
