@@ -21,12 +21,10 @@ from nuts import Lengths, Sampler, worth
 from posteriors import Gold, Moments, Rows
 
 from epvi.ground.float64 import promotion_allowed
-from epvi.ground.seeds import as_key
+from epvi.ground.seeds import SeedStream, as_key
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.rows.split import split_evenly
 
-# The key that `epvi.fit` deals rows out by.
-_SPLIT_KEY = 2**31
 NUM_DRAWS = 20_000
 _ADAM_STEPS = 20_000
 
@@ -61,7 +59,7 @@ class ShardDraws(NamedTuple):
 def shards_of(rows: Rows, num_shards: int, seed: int) -> list[Rows]:
     """The rows of each shard, as `epvi.fit` deals them out under this seed."""
     num_rows = len(next(iter(rows.values())))
-    key = jax.random.fold_in(as_key(seed), _SPLIT_KEY)
+    key = jax.random.fold_in(as_key(seed), SeedStream.SPLIT)
     split = split_evenly(num_rows, num_shards, shuffle=True, key=key)
     return [{name: column[part] for name, column in rows.items()} for part in split.shards]
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.ground.seeds import Seed, as_key
+from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.ground.verb import verb
 from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
@@ -36,9 +36,6 @@ from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model, provenance
 from epvi.wire.shard_fit import ShardFit
-
-# Shard m uses the m-th key; the split's is out of their reach.
-_SPLIT_KEY = 2**31
 
 
 @verb("the fit")
@@ -126,7 +123,7 @@ def _split(
         return table, split_by(table.extra, by)
     assert shards is not None
     model.columns(list(table.columns))
-    key = jax.random.fold_in(key, _SPLIT_KEY)
+    key = jax.random.fold_in(key, SeedStream.SPLIT)
     return table, split_evenly(table.num_rows, shards, shuffle=shuffle, key=key)
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
+from epvi.ground.seeds import SeedStream
 from epvi.ground.validation import at_least, check_settings
 from epvi.hub.posterior.posterior import NUM_DRAWS, Posterior
 from epvi.hub.refine.refine import WORTH, advance, confirmed, finished
@@ -25,8 +26,6 @@ from epvi.wire.request import Draws
 _MOST_ROUNDS = 10
 # Weights of at least this efficiency correct what a step of this many nats would.
 _WELL, _LITTLE = 0.5, 0.01
-# Shard m uses the m-th key; that of the draws is out of their reach.
-_DRAWS_KEY = 2**31 + 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +83,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     """Certify, and refine while that helps; what comes back is never worse than the posterior was."""
     if not rounds.any:
         return posterior
-    seed = jax.random.fold_in(key, _DRAWS_KEY)
+    seed = jax.random.fold_in(key, SeedStream.DRAWS)
     posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
     first = posterior.with_certificate(certificate)
     for _ in range(rounds.refine):

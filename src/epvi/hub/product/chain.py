@@ -25,6 +25,7 @@ from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray
+from epvi.ground.seeds import ProductStream
 from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.blocks import Blocks, in_blocks, select
 from epvi.hub.product.mixing import effective_size, split_r_hat
@@ -235,7 +236,9 @@ def _run(stacked: Stack, key: AnyArray, plan: _Plan) -> _Run:
     """Burn in and keep, stretch by stretch, so that one compilation serves any number of components."""
     rows = min(plan.per_chain, max(1, _STRETCH // plan.thin))
     burn_in, stretches = -(-plan.burn_in // (rows * plan.thin)), -(-plan.per_chain // rows)
-    state = _start(stacked, in_blocks(stacked, plan.num_chains), jax.random.fold_in(key, 0), plan.num_chains)
+    state = _start(
+        stacked, in_blocks(stacked, plan.num_chains), jax.random.fold_in(key, ProductStream.START), plan.num_chains
+    )
     kept = []
     for number in range(burn_in + stretches):
         state, made = _walk(stacked, state, (key, np.asarray(1 + number)), rows, plan)

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
+from epvi.ground.seeds import SeedStream
 from epvi.ground.verb import verb
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.derivatives.expansion_cache import ExpansionCache
@@ -36,8 +37,6 @@ _DRAWS_AT_ONCE = 64
 _POINTS_AT_ONCE = 4
 # Scores that are less certain than this, in nats, are computed from more rows. It bounds by how many sds a mean moves.
 _CERTAIN = 0.02
-# Parts of the rows are drawn with a key of their own.
-_PARTS_KEY = 2**31 + 2
 # The log density at a point where it cannot be computed.
 _IMPOSSIBLE = -1e100
 
@@ -142,7 +141,7 @@ def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking:
     """The same from expansions about the centres; None where parts of the rows do not tell enough."""
     known = [_expansion(subposterior, centre, draws.dense, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
-    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), _PARTS_KEY)
+    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
     for size in sizes_of_parts(subposterior.num_rows):
         rng = generator(jax.random.fold_in(key, shard))
         near = expand(subposterior, places, wholes, rng, size)
