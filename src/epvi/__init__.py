@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
     from epvi.run.fit import fit
-    from epvi.run.rounds import Scoring
+    from epvi.run.scoring import Scoring
     from epvi.run.shards import ShardError
     from epvi.site.fit.nvi import NVI
     from epvi.site.model.model import Model
@@ -74,7 +74,7 @@ _ROOMS = {
     "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.prediction": ["log_predictive", "predict"],
     "epvi.run.fit": ["fit"],
-    "epvi.run.rounds": ["Scoring"],
+    "epvi.run.scoring": ["Scoring"],
     "epvi.run.shards": ["ShardError"],
     "epvi.site.fit.nvi": ["NVI"],
     "epvi.site.model.model": ["Model"],

@@ -12,12 +12,13 @@ import numpy as np
 
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import SeedStream
-from epvi.ground.validation import at_least, check_settings
-from epvi.hub.posterior.posterior import NUM_DRAWS, Posterior
+from epvi.ground.validation import at_least
+from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.refine.refine import WORTH, advance, confirmed, finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.reasons import Verdict
+from epvi.run.scoring import Scoring
 from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import Draws
@@ -29,28 +30,12 @@ _WELL, _LITTLE = 0.5, 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class Scoring:
-    """How a posterior is certified: by so many draws, which shards score.
-
-    A tall shard's scores come from an expansion and some of its rows, with standard errors, unless they are `exact`.
-    """
-
-    num_draws: int = NUM_DRAWS
-    exact: bool = False
-
-    def __post_init__(self) -> None:
-        check_settings(self, num_draws=64)
-        if not isinstance(self.exact, bool):
-            raise EpviError(f"exact is {self.exact!r}: pass True or False.")
-
-
-@dataclasses.dataclass(frozen=True)
 class Rounds:
     """Whether and how the posterior is certified, and how many steps may refine it."""
 
     certify: bool
     refine: int
-    scoring: Scoring = Scoring()
+    scoring: Scoring = dataclasses.field(default_factory=Scoring)
     # Whether a posterior that can be trusted as it is needs no more steps.
     contented: bool = False
 
@@ -75,8 +60,8 @@ class Rounds:
         return self.certify or self.refine > 0
 
 
-# Asks all shards, for exact scores or not.
-Ask = Callable[[Draws, bool], list[Scores]]
+# Asks all shards.
+Ask = Callable[[Draws, Scoring], list[Scores]]
 
 
 def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -> Posterior:
@@ -103,7 +88,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:
     """Ask all shards; what travelled is counted."""
     draws = posterior.ask(rounds.scoring.num_draws, moments=rounds.refine > 0, seed=seed)
-    scores = ask(draws, rounds.scoring.exact)
+    scores = ask(draws, rounds.scoring)
     gaussians = sum(array.size for array in mixture_arrays(draws.gaussians).values())
     sent = draws.theta.size + draws.centres.size + draws.base.size + gaussians
     traffic = posterior.traffic + len(scores) * sent + sum(one.num_numbers for one in scores)

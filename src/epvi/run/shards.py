@@ -6,6 +6,7 @@ others are sent them, and keep them for the next question.
 
 import contextlib
 import dataclasses
+import enum
 import shutil
 import tempfile
 from collections import Counter
@@ -23,6 +24,7 @@ from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
+from epvi.run.scoring import Scoring
 from epvi.run.work_folder import WorkFolder, remove_dead
 from epvi.run.worker import HeldRows, Job, answer_shard, forget, run_shard
 from epvi.site.rows.columns import Columns
@@ -35,6 +37,16 @@ from epvi.wire.shard_fit import Part, ShardFit
 _POLL_SECONDS = 0.1
 # A shard that lost so many workers is not run again: it is probably what they die of.
 _MOST_DEATHS = 2
+
+
+class Work(enum.Enum):
+    """What shards do, in the words of the progress bar and of messages."""
+
+    FIT = "fitting shards", "fitted"
+    SCORE = "scoring draws", "scored"
+
+    def __init__(self, doing: str, done: str) -> None:
+        self.doing, self.done = doing, done
 
 
 class ShardError(EpviError):
@@ -61,7 +73,7 @@ class Shards:
         """Fit all shards but those that are done already; when some fail, the others still finish."""
         left = [part for part in self.parts if part.shard not in self.done]
         fits = dict(self.done)
-        self.bar.begin("fitting shards")
+        self.bar.begin(Work.FIT.doing)
 
         def keep(fit: ShardFit) -> None:
             fits[fit.shard] = fit
@@ -70,21 +82,21 @@ class Shards:
 
         failed = self._each(left, lambda part: (run_shard, self.job, part, self.rows[part.shard]), keep, fits)
         if failed:
-            raise _explained(failed, fits, {part.shard: part for part in left})
+            raise _explained(Work.FIT, failed, fits, {part.shard: part for part in left})
         self.done = fits
         return [fits[shard] for shard in sorted(fits)]
 
-    def answer(self, draws: Draws, exact: bool) -> list[Scores]:
+    def answer(self, draws: Draws, scoring: Scoring) -> list[Scores]:
         """Every shard's answer; of those that no worker has kept the rows are sent again."""
         answers: dict[int, Scores] = {}
-        self.bar.begin("scoring draws")
+        self.bar.begin(Work.SCORE.doing)
 
         def keep(answer: Scores | None) -> None:
             if answer is not None:
                 answers[answer.shard] = answer
 
         def ask(part: Part, rows: MappedRows | HeldRows | None) -> tuple:
-            return answer_shard, self.job, part, rows, draws, exact
+            return answer_shard, self.job, part, rows, draws, scoring
 
         mapped = all(isinstance(rows, MappedRows) for rows in self.rows.values())
         failed = {}
@@ -94,7 +106,7 @@ class Shards:
         if left and not failed:
             failed = self._each(left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
         if failed:
-            raise _explained(failed, self.done, {part.shard: part for part in self.parts}, "scored")
+            raise _explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
         return [answers[shard] for shard in sorted(answers)]
 
     def forget(self) -> None:
@@ -244,7 +256,7 @@ def _abandon(executor: Executor, futures: list[Future]) -> None:
 
 
 def _explained(
-    failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part], done: str = "fitted"
+    work: Work, failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part]
 ) -> ShardError:
     """One sentence that names the shard, and the fits of the others."""
     kept = tuple(fits[shard] for shard in sorted(fits))
@@ -254,20 +266,20 @@ def _explained(
     shard = f"shard {parts[first].label}"
     if isinstance(error, WorkerDied):
         said = (
-            f"{shard} lost its worker process twice while it was {done} ({error}): it was killed, or ran out of memory."
-            " Take more shards or fewer workers (executor=1)."
+            f"{shard} lost its worker process twice while it was {work.done} ({error}): it was killed, or ran out of"
+            " memory. Take more shards or fewer workers (executor=1)."
         )
     elif isinstance(error, BrokenExecutor):
         which = " or ".join(parts[shard].label for shard in sorted(failed)[:4])
         said = (
-            f"a worker process of the executor died while it {done} shard {which}, and the executor takes no more work:"
-            " it was killed, or ran out of memory. Pass a new executor, with more shards or fewer workers."
+            f"a worker process of the executor died while it {work.done} shard {which}, and the executor takes no more"
+            " work: it was killed, or ran out of memory. Pass a new executor, with more shards or fewer workers."
         )
         others = ""
     elif isinstance(error, EpviError):
-        said = f"{shard} could not be {done}: {error.clause}."
+        said = f"{shard} could not be {work.done}: {error.clause}."
     else:
-        said = f"{shard} could not be {done}: {type(error).__name__}: {str(error).rstrip('.')}."
+        said = f"{shard} could not be {work.done}: {type(error).__name__}: {str(error).rstrip('.')}."
     return ShardError(f"{said}{others}{kept_in(kept)}", kept)
 
 

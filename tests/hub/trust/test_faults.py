@@ -81,7 +81,7 @@ class Study:
     def fits(self, **settings):
         return [self.fit(m, **settings) for m in range(1, len(self.parts) + 1)]
 
-    def scores(self, draws, exact=False):
+    def scores(self, draws, scoring=None):
         return [
             epvi.score(self.model, self.parts[s.shard - 1], draws, f"{s.shard}/{s.num_shards}") for s in draws.shares
         ]

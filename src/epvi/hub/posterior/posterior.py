@@ -31,7 +31,7 @@ from epvi.hub.trust.propose import digest_of, draws_of, usual_base
 from epvi.parameters.space import Space
 from epvi.wire import envelope
 from epvi.wire.codec import mixture_arrays
-from epvi.wire.request import Asked, Draws
+from epvi.wire.request import NUM_DRAWS, Asked, Draws
 from epvi.wire.shard_fit import ShardFit
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 # Quantiles, and moments of constrained parameters, come from this many draws.
 _SUMMARY_DRAWS = 10_000
-# Draws that sites are asked to score.
-NUM_DRAWS = 2048
 # Nats that all fits together may be away from their subposteriors before the posterior says so.
 _TOLERABLE_LOSS = 0.5
 
