@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from epvi.hub.trust.certify import Certificate, certify
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
+    from epvi.run.failures import ShardError
     from epvi.run.fit import fit
     from epvi.run.scoring import Scoring
-    from epvi.run.shards import ShardError
     from epvi.site.fit.nvi import NVI
     from epvi.site.model.model import Model
     from epvi.site.rows.rows import Rows
@@ -73,9 +73,9 @@ _ROOMS = {
     "epvi.hub.trust.certify": ["Certificate", "certify"],
     "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.prediction": ["log_predictive", "predict"],
+    "epvi.run.failures": ["ShardError"],
     "epvi.run.fit": ["fit"],
     "epvi.run.scoring": ["Scoring"],
-    "epvi.run.shards": ["ShardError"],
     "epvi.site.fit.nvi": ["NVI"],
     "epvi.site.model.model": ["Model"],
     "epvi.site.rows.rows": ["Rows"],

@@ -21,10 +21,11 @@ from epvi.ground.verb import verb
 from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
+from epvi.run.failures import ShardError, kept_in
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.run.scoring import Scoring
-from epvi.run.shards import ShardError, kept_in, shards_of, workers_of
+from epvi.run.shards import shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
 from epvi.run.worker import Job, model_of
 from epvi.site.derivatives.passes import programs_of

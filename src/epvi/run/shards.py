@@ -6,7 +6,6 @@ others are sent them, and keep them for the next question.
 
 import contextlib
 import dataclasses
-import enum
 import shutil
 import tempfile
 from collections import Counter
@@ -19,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from epvi.engines.local import Pool, size_of, workers
-from epvi.engines.process import WorkerDied
 from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
+from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
 from epvi.run.scoring import Scoring
@@ -37,24 +36,6 @@ from epvi.wire.shard_fit import Part, ShardFit
 _POLL_SECONDS = 0.1
 # A shard that lost so many workers is not run again: it is probably what they die of.
 _MOST_DEATHS = 2
-
-
-class Work(enum.Enum):
-    """What shards do, in the words of the progress bar and of messages."""
-
-    FIT = "fitting shards", "fitted"
-    SCORE = "scoring draws", "scored"
-
-    def __init__(self, doing: str, done: str) -> None:
-        self.doing, self.done = doing, done
-
-
-class ShardError(EpviError):
-    """Some shards could not be fitted; `fits` holds those that could."""
-
-    def __init__(self, message: str, fits: tuple[ShardFit, ...]) -> None:
-        super().__init__(message)
-        self.fits = fits
 
 
 @dataclasses.dataclass(eq=False)
@@ -82,7 +63,7 @@ class Shards:
 
         failed = self._each(left, lambda part: (run_shard, self.job, part, self.rows[part.shard]), keep, fits)
         if failed:
-            raise _explained(Work.FIT, failed, fits, {part.shard: part for part in left})
+            raise explained(Work.FIT, failed, fits, {part.shard: part for part in left})
         self.done = fits
         return [fits[shard] for shard in sorted(fits)]
 
@@ -106,7 +87,7 @@ class Shards:
         if left and not failed:
             failed = self._each(left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
         if failed:
-            raise _explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
+            raise explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
         return [answers[shard] for shard in sorted(answers)]
 
     def forget(self) -> None:
@@ -219,11 +200,6 @@ def _folder(work: WorkFolder | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def kept_in(fits: tuple[ShardFit, ...]) -> str:
-    """Where the fits of the other shards are."""
-    return f" The other {len(fits)} fits are in the error's `fits`." if fits else ""
-
-
 class ExecutorClosedError(EpviError):
     """The executor takes no work."""
 
@@ -253,34 +229,6 @@ def _abandon(executor: Executor, futures: list[Future]) -> None:
         executor.abandon(futures)
     for future in futures:
         future.cancel()
-
-
-def _explained(
-    work: Work, failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part]
-) -> ShardError:
-    """One sentence that names the shard, and the fits of the others."""
-    kept = tuple(fits[shard] for shard in sorted(fits))
-    first = min(failed)
-    error = failed[first]
-    others = f" So it was with {len(failed) - 1} more." if len(failed) > 1 else ""
-    shard = f"shard {parts[first].label}"
-    if isinstance(error, WorkerDied):
-        said = (
-            f"{shard} lost its worker process twice while it was {work.done} ({error}): it was killed, or ran out of"
-            " memory. Take more shards or fewer workers (executor=1)."
-        )
-    elif isinstance(error, BrokenExecutor):
-        which = " or ".join(parts[shard].label for shard in sorted(failed)[:4])
-        said = (
-            f"a worker process of the executor died while it {work.done} shard {which}, and the executor takes no more"
-            " work: it was killed, or ran out of memory. Pass a new executor, with more shards or fewer workers."
-        )
-        others = ""
-    elif isinstance(error, EpviError):
-        said = f"{shard} could not be {work.done}: {error.clause}."
-    else:
-        said = f"{shard} could not be {work.done}: {type(error).__name__}: {str(error).rstrip('.')}."
-    return ShardError(f"{said}{others}{kept_in(kept)}", kept)
 
 
 def workers_of(number: int | None) -> Pool:
