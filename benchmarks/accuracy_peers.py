@@ -21,12 +21,10 @@ from nuts import Lengths, Sampler, worth
 from posteriors import Gold, Moments, Rows
 
 from epvi.ground.float64 import promotion_allowed
-from epvi.ground.seeds import as_key
+from epvi.ground.seeds import SeedStream, as_key
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.rows.split import split_evenly
 
-# The number that `epvi.fit` folds into its key to assign rows to shards.
-_SPLIT_KEY = 2**31
 # Draws from a guide or a product of Gaussians: the Monte Carlo error of a mean is 0.007 sds.
 NUM_DRAWS = 20_000
 # Steps of SVI. Judgement.
@@ -63,7 +61,7 @@ class ShardDraws(NamedTuple):
 def shards_of(rows: Rows, num_shards: int, seed: int) -> list[Rows]:
     """The rows of each shard, assigned as by `epvi.fit` with this seed."""
     num_rows = len(next(iter(rows.values())))
-    key = jax.random.fold_in(as_key(seed), _SPLIT_KEY)
+    key = jax.random.fold_in(as_key(seed), SeedStream.SPLIT)
     split = split_evenly(num_rows, num_shards, shuffle=True, key=key)
     return [{name: column[part] for name, column in rows.items()} for part in split.shards]
 

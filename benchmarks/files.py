@@ -26,7 +26,7 @@ from safetensors import numpy as plain_safetensors
 
 import epvi
 from epvi.gaussian.mixture import Estimate
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.wire.envelope import Envelope, Malformed, seal, unseal
 from epvi.wire.shard_fit import pack_fit, unpack_fit
 
@@ -54,7 +54,7 @@ def some_fit(d: int, full: bool, k: int = 4) -> epvi.ShardFit:
         label="2 of 6 (hospital = Zürich)",
         prior=Fraction(1, 6),
         num_rows=1234,
-        status=Status(True, f"converged: {k} components."),
+        status=Status(StatusCode.CONVERGED, f"converged: {k} components."),
         history=tuple(rng.normal(size=10).tolist()),
         elbo=Estimate(np.asarray(-1.0), np.asarray(0.1)),
         gap=0.01,

@@ -103,11 +103,11 @@ def _later(model: epvi.Model, parts: list[Rows], seed: int) -> Iterator[Row]:
     yield {"kind": "fits", "round": 0, **_together([counted(fit) for fit in fits])}
     exchanged: list[Row] = []
 
-    def ask(draws: Draws, exact: bool) -> list[Scores]:
+    def ask(draws: Draws, scoring: epvi.Scoring) -> list[Scores]:
         number = len(exchanged) // 2 + 1
         # Every shard gets the same file.
         exchanged.append({"kind": "sent", "round": number, **_together([counted(draws)] * m)})
-        answers = [epvi.score(model, part, draws, f"{i + 1}/{m}", exact=exact) for i, part in enumerate(parts)]
+        answers = [epvi.score(model, part, draws, f"{i + 1}/{m}", exact=scoring.exact) for i, part in enumerate(parts)]
         exchanged.append({"kind": "answered", "round": number, **_together([counted(one) for one in answers])})
         return answers
 

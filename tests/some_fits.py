@@ -7,7 +7,7 @@ from some_supports import SUPPORTS
 
 import epvi
 from epvi.gaussian.mixture import Estimate
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 
 
 def mixture(k, d, structure, seed=0):
@@ -45,7 +45,7 @@ def some_fit(k=3, structure=epvi.Full(), shard=2, support="positive"):  # noqa: 
         label=f"{shard} of 6 (hospital = Zürich)",
         prior=Fraction(1, 6),
         num_rows=123,
-        status=Status(True, "converged: 3 components."),
+        status=Status(StatusCode.CONVERGED, "converged: 3 components."),
         history=(-10.5, -9.25),
         elbo=Estimate(np.asarray(-9.0), np.asarray(0.125)),
         gap=0.03,

@@ -147,12 +147,12 @@ def refined(model: epvi.Model, parts: Sequence[Rows], seed: int) -> tuple[epvi.P
 def _rounds(model: epvi.Model, parts: Sequence[Rows], apart: Apart, seed: int) -> tuple[epvi.Posterior, Clock]:
     sites, carrying, away = max(apart.seconds), apart.transfer, 0.0
 
-    def ask(draws: Draws, exact: bool) -> list[Scores]:
+    def ask(draws: Draws, scoring: epvi.Scoring) -> list[Scores]:
         nonlocal sites, carrying, away
         begin = time.process_time()
         (sent,), there = carried([draws])
         answers = [
-            timed(lambda m=m: epvi.score(model, parts[m], sent, f"{m + 1}/{len(parts)}", exact=exact))
+            timed(lambda m=m: epvi.score(model, parts[m], sent, f"{m + 1}/{len(parts)}", exact=scoring.exact))
             for m in range(len(parts))
         ]
         scores, back = carried([one for one, _ in answers])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from epvi.gaussian.structure import Structure
     from epvi.gaussian.structures import Diagonal, Full, Spherical
     from epvi.ground.errors import EpviError
-    from epvi.ground.status import Status
+    from epvi.ground.status import Status, StatusCode
     from epvi.hub.agreement.conflict import Conflict
     from epvi.hub.posterior.combine import combine
     from epvi.hub.posterior.posterior import Posterior
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from epvi.hub.trust.certify import Certificate, certify
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
+    from epvi.run.failures import ShardError
     from epvi.run.fit import fit
-    from epvi.run.rounds import Scoring
-    from epvi.run.shards import ShardError
+    from epvi.run.scoring import Scoring
     from epvi.site.derivatives.subposterior import Subposterior
     from epvi.site.fit.inference import Inference, LocalFit
     from epvi.site.fit.nvi import NVI
@@ -59,7 +59,7 @@ _ROOMS = {
     "epvi.gaussian.structure": ["Structure"],
     "epvi.gaussian.structures": ["Diagonal", "Full", "Spherical"],
     "epvi.ground.errors": ["EpviError"],
-    "epvi.ground.status": ["Status"],
+    "epvi.ground.status": ["Status", "StatusCode"],
     "epvi.hub.agreement.conflict": ["Conflict"],
     "epvi.hub.posterior.combine": ["combine"],
     "epvi.hub.posterior.posterior": ["Posterior"],
@@ -83,9 +83,9 @@ _ROOMS = {
     "epvi.hub.trust.certify": ["Certificate", "certify"],
     "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.prediction": ["log_predictive", "predict"],
+    "epvi.run.failures": ["ShardError"],
     "epvi.run.fit": ["fit"],
-    "epvi.run.rounds": ["Scoring"],
-    "epvi.run.shards": ["ShardError"],
+    "epvi.run.scoring": ["Scoring"],
     "epvi.site.derivatives.subposterior": ["Subposterior"],
     "epvi.site.fit.inference": ["Inference", "LocalFit"],
     "epvi.site.fit.nvi": ["NVI"],
@@ -138,6 +138,7 @@ __all__ = [
     "Space",
     "Spherical",
     "Status",
+    "StatusCode",
     "Structure",
     "Subposterior",
     "Subset",

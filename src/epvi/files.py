@@ -12,7 +12,7 @@ from epvi.hub.posterior.posterior import Posterior, unpack_posterior
 from epvi.wire import envelope
 from epvi.wire.answer import Scores, unpack_scores
 from epvi.wire.column_stats import Stats
-from epvi.wire.envelope import Envelope, Malformed
+from epvi.wire.envelope import Envelope, Malformed, UnusableFileError
 from epvi.wire.record import Record, as_text
 from epvi.wire.request import Draws, unpack_draws
 from epvi.wire.shard_fit import ShardFit, unpack_fit
@@ -44,7 +44,7 @@ def load_only(path: str | os.PathLike, *kinds: type[T]) -> T:
     if isinstance(found, kinds):
         return found
     wanted = " or ".join(f"{_CALLED[kind][0]} ({_CALLED[kind][1]})" for kind in kinds)
-    raise EpviError(f"{shown(path)} holds {_CALLED[type(found)][0]}: pass a file of {wanted}.")
+    raise UnusableFileError(f"{shown(path)} holds {_CALLED[type(found)][0]}", f": pass a file of {wanted}.")
 
 
 def load_any(path: str | os.PathLike) -> Loaded | Stats:
@@ -74,7 +74,7 @@ def _unpack_stats(content: Envelope) -> Stats:
     try:
         found = Stats.from_json(columns, "its statistics")
     except EpviError as error:
-        raise Malformed(str(error).rstrip(".")) from None
+        raise Malformed(error.clause) from None
     for name in found.columns:
         as_text(name, "column")
     return found

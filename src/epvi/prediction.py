@@ -8,7 +8,7 @@ import numpy as np
 from scipy.special import logsumexp
 
 from epvi.ground.errors import EpviError
-from epvi.ground.seeds import Seed, as_key
+from epvi.ground.seeds import PredictionStream, Seed, as_key
 from epvi.ground.validation import at_least
 from epvi.ground.verb import verb
 from epvi.hub.posterior.posterior import Posterior
@@ -76,8 +76,12 @@ def predict(
                 " the model with these rows: pass the columns, and the model, that the posterior was fitted with."
             )
     key = as_key(seed)
-    draws = posterior.sample(at_least("num_samples", num_samples, 1), seed=jax.random.fold_in(key, 0))
-    return drawn(model.function, model.fixed, columns, draws, sites.observed, jax.random.fold_in(key, 1))
+    draws = posterior.sample(
+        at_least("num_samples", num_samples, 1), seed=jax.random.fold_in(key, PredictionStream.DRAWS)
+    )
+    return drawn(
+        model.function, model.fixed, columns, draws, sites.observed, jax.random.fold_in(key, PredictionStream.ROWS)
+    )
 
 
 def _sites(model: Model, table: Table) -> RowSites:

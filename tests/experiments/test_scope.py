@@ -16,7 +16,7 @@ from sentences import refused
 
 import epvi
 from epvi.hub.trust import verdict
-from epvi.hub.trust.verdict import CORRECTED, NOT, TRUST
+from epvi.hub.trust.reasons import Fault, Reason, Verdict
 
 # Corrected summaries come from about 2,000 draws: a mean is known to 0.02 sds, an sd to two per cent.
 MEAN, SD = 0.06, 0.06
@@ -48,7 +48,7 @@ def test_a_switch_of_single_rows_is_summed_out_exactly():
     np.testing.assert_allclose(one, other, rtol=1e-12)
     *_, exact = cases.exact_signal(rows)
     posterior = fitted(epvi.Model(cases.signal), rows, 3, inference=epvi.NVI(1))
-    assert posterior.certificate.verdict != NOT
+    assert posterior.certificate.verdict != Verdict.NOT
     assert_near(posterior, exact)
 
 
@@ -90,15 +90,15 @@ def test_a_simplex_with_an_empty_category_is_the_dirichlet_once_refined():
     assert np.max(ratios) > 1.2
     posterior = fitted(model, rows, 4, **settings)
     # The tail towards the edge is heavier than any Gaussian's.
-    assert posterior.certificate.verdict != TRUST
+    assert posterior.certificate.verdict != Verdict.TRUST
     assert_near(posterior, exact, sd=0.3)
     by_quantiles = fitted(epvi.Model(cases.sticks, num_categories=3), rows, 4, **settings)
-    assert by_quantiles.certificate.verdict in (TRUST, CORRECTED)
+    assert by_quantiles.certificate.verdict in (Verdict.TRUST, Verdict.CORRECTED)
     assert_near(by_quantiles, exact, of=cases.proportions_of_sticks)
     beside_many = {"y": np.random.default_rng(0).permutation(np.repeat([0, 1, 2], [400, 200, 0]))}
     for function in (cases.proportions, cases.sticks):
         posterior = fitted(epvi.Model(function, num_categories=3), beside_many, 4, **settings)
-        assert posterior.certificate.verdict == NOT
+        assert posterior.certificate.verdict == Verdict.NOT
 
 
 def test_breaks_of_the_stick_by_quantiles_have_the_prior_of_the_dirichlet():
@@ -116,7 +116,7 @@ def test_a_function_by_a_basis_is_the_gaussian_process_of_all_rows():
     exact, evidence = cases.exact_smooth(rows, 0.25, at)
     posterior = fitted(epvi.Model(cases.smooth, length=0.25, size=25), rows, 3, inference=epvi.NVI(1))
     basis = cases.features(at, 0.25, 25, np)
-    assert posterior.certificate.verdict == TRUST
+    assert posterior.certificate.verdict == Verdict.TRUST
     # The basis is as fine as this; the posterior of its weights is exact.
     assert_near(posterior, exact, mean=0.01, sd=0.01, of=lambda draws: {"f": draws["beta"] @ basis.T})
     found = posterior.certificate.log_evidence
@@ -132,7 +132,7 @@ def test_a_kernel_that_is_learned_with_the_function_is_not_trusted():
         with numpyro.plate("rows", x.shape[0]):
             numpyro.sample("y", dist.Normal(f, cases.NOISE), obs=y)
 
-    assert fitted(model, cases.simulate_smooth(400, seed=0), 8).certificate.verdict == NOT
+    assert fitted(model, cases.simulate_smooth(400, seed=0), 8).certificate.verdict == Verdict.NOT
 
 
 COLUMNS = {"correlation": (0.995, [1.0, 1.0]), "scales": (0.0, [1.0, 1000.0])}
@@ -151,7 +151,7 @@ def test_correlations_and_scales_take_full_covariances_or_a_refinement(name):
     _, ratios = errors(fitted(model, rows, 3, inference=sphere, certify=False), exact)
     assert np.min(ratios) < 0.2
     refined = fitted(model, rows, 3, inference=sphere)
-    assert refined.certificate.verdict == TRUST
+    assert refined.certificate.verdict == Verdict.TRUST
     assert_near(refined, exact)
 
 
@@ -161,7 +161,7 @@ def test_labels_come_in_one_order_when_they_are_said_to_be_exchangeable():
     rows = cases.simulate_mixture(300, centres, seed=0)
     models = [epvi.Model(cases.mixture, num_parts=2, exchangeable=groups) for groups in ((), [("mu",)])]
     switched, posterior = fitted(models[0], rows, 3, certify=False), fitted(models[1], rows, 3)
-    assert posterior.certificate.verdict == TRUST
+    assert posterior.certificate.verdict == Verdict.TRUST
     order = np.argsort(np.argsort(posterior.summary().mean))
     exact = cases.exact_mixture(rows, centres, seed=0)
     assert_near(posterior, Exact(exact.mean[order], exact.sd[order]), mean=0.1, sd=0.1)
@@ -175,9 +175,10 @@ def test_labels_come_in_one_order_when_they_are_said_to_be_exchangeable():
 def test_a_lost_mode_that_no_round_brings_back_may_be_one_of_labels(groups, said):
     space = types.SimpleNamespace(exchangeable=groups)
     mixture = types.SimpleNamespace(structure=epvi.Full())
-    posterior = types.SimpleNamespace(space=space, mixture=mixture, fits=[1, 2], step=None, __dataclass_fields__={})
-    lost = f"do not trust: {verdict._LACKS} that shards have found; {verdict._REFINE}."
-    text = verdict.when_refined(posterior, lost)
+    parts = {"space": space, "mixture": mixture, "fits": [1, 2], "step": None, "__dataclass_fields__": {}}
+    posterior = types.SimpleNamespace(**parts)
+    lost = Fault(Reason.LOST_MODE, "it lacks a mode that shards have found")
+    text = verdict.when_refined(posterior, [lost])
     assert ("exchangeable=[...]" in text) is said
     assert text.endswith("or MCMC.")
-    assert "exchangeable" not in verdict.when_refined(posterior, f"too uneven; {verdict._REFINE}.")
+    assert "exchangeable" not in verdict.when_refined(posterior, [Fault(Reason.UNEVEN_WEIGHTS, "too uneven")])

@@ -59,7 +59,7 @@ class Matched(epvi.Product):
 
     def multiply(self, mixtures, *, key, executor):
         made = self.inner.multiply([mixture.reduce(1) for mixture in mixtures], key=key, executor=executor)
-        return dataclasses.replace(made, status=epvi.Status(True, "matched."))
+        return dataclasses.replace(made, status=epvi.Status(epvi.StatusCode.EXACT, "matched."))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Flat(epvi.Inference):
         d = subposterior.dim
         mixture = epvi.GaussianMixture.from_covariances(np.zeros((1, d)), np.full((1, d), self.scale))
         none = epvi.Estimate(np.asarray(0.0), np.asarray(0.0))
-        return epvi.LocalFit(mixture, epvi.Status(True, "flat."), (0.0,), none, 0.0, 0)
+        return epvi.LocalFit(mixture, epvi.Status(epvi.StatusCode.CONVERGED, "flat."), (0.0,), none, 0.0, 0)
 
 
 @pytest.fixture(autouse=True)

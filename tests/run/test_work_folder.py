@@ -266,6 +266,19 @@ def test_a_damaged_file_is_refused_by_name_with_the_remedy(work, tmp_path):
     np.testing.assert_array_equal(again.mixture.means, run(work).mixture.means)
 
 
+def test_what_is_no_fit_in_the_folder_is_refused_with_the_remedy_of_the_folder(work, tmp_path):
+    for file in work.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    other = tmp_path / "shard-2-of-3.epvi"
+    other.write_bytes(b"somebody else's words")
+    refused(
+        lambda: run(tmp_path), "file: it ends before its header does, or is of another kind: remove it and run", 500
+    )
+    other.unlink()
+    other.mkdir()
+    refused(lambda: run(tmp_path), "shard-2-of-3.epvi is not a file: remove it and run again", 500)
+
+
 def left_by(pid, machine=None):
     """The name that a process of this number gives to what it will remove."""
     return f"{pid}-{machine or owner().partition('-')[2]}-abc"

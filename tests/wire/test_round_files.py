@@ -22,6 +22,7 @@ from epvi.hub.posterior.posterior import pack_posterior
 from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.refine import Step
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.reasons import Fault, Reason, Verdict
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
 from epvi.wire.envelope import Envelope, seal
 from epvi.wire.request import Asked, pack_draws
@@ -44,7 +45,7 @@ def some_posterior(structure=epvi.Full()):  # noqa: B008 (a frozen choice)
 def some_certificate(posterior, seed=0, **changes):
     rng = np.random.default_rng(seed)
     made = Certificate(
-        verdict="do not trust",
+        verdict=Verdict.NOT,
         text="do not trust: shard 2 of 3 is in conflict with the others (p = 1e-5).",
         corrects=True,
         ess=41.5,
@@ -60,6 +61,7 @@ def some_certificate(posterior, seed=0, **changes):
         theta=rng.normal(size=(NUM_DRAWS, posterior.space.dim)),
         weights=rng.dirichlet(np.ones(NUM_DRAWS)),
         own=rng.dirichlet(np.ones(NUM_DRAWS)),
+        faults=(Fault(Reason.CONFLICT, "shard 2 of 3 is in conflict with the others (p = 1e-5)"),),
     )
     return dataclasses.replace(made, **changes)
 
@@ -139,6 +141,7 @@ def test_a_posterior_comes_back_with_its_certificate_and_its_step(tmp_path, stru
     again = epvi.load(made.save(tmp_path / "posterior.epvi"))
     same(again.certificate, made.certificate)
     assert again.certificate.k_hat == -np.inf
+    assert again.certificate.reasons == ("conflict",)
     assert (again.step.rounds, again.step.rate, again.step.gained) == (2, 0.5, np.inf)
     same(again.step.certificate, made.step.certificate)
     assert again.step.certificate.log_evidence is None
@@ -166,6 +169,20 @@ def test_a_confirmed_step_and_a_posterior_without_rounds_come_back(tmp_path):
     path = tmp_path / "older.epvi"
     path.write_bytes(seal(content._replace(record=older)))
     assert epvi.load(path).certificate is None
+
+
+def test_reasons_of_a_certificate_may_be_left_out_or_unknown(tmp_path):
+    content = pack_posterior(refined_posterior())
+    path = tmp_path / "posterior.epvi"
+
+    def reasons(change):
+        path.write_bytes(changed(content, change))
+        return epvi.load(path).certificate.reasons
+
+    # As a version that knew none wrote it.
+    assert reasons(lambda record, arrays: record["certificate"].pop("reasons")) == ()
+    later = [{"code": "full-moon", "finding": "it was full"}, {"code": "lost-mode", "finding": "it lacks one"}]
+    assert reasons(entry("certificate", "reasons", value=later)) == (Reason.OTHER, Reason.LOST_MODE)
 
 
 def test_draws_and_scores_come_back_as_they_were(tmp_path):
@@ -208,6 +225,9 @@ WRONG_POSTERIOR = {
     "another verdict": (entry("certificate", "verdict", value="trust me"), "verdict is not one of"),
     "no words": (entry("certificate", "text", value=""), "certificate has no text"),
     "words for a terminal": (entry("certificate", "text", value="\x1b[2J"), "text is not a printable text"),
+    "a reason in words": (entry("certificate", "reasons", value=["conflict"]), "reasons is not a table"),
+    "a reason without a finding": (entry("certificate", "reasons", value=[{"code": "conflict"}]), "has no finding"),
+    "endless reasons": (entry("certificate", "reasons", value=[{}] * 65), "reasons is not a list of at most 64"),
     "no truth": (entry("certificate", "corrects", value=1), "corrects is neither true nor false"),
     "too many effective draws": (entry("certificate", "ess", value=65.0), "ess is not a number of its draws"),
     "a text for a number": (entry("certificate", "k_hat", value="many"), "k_hat is not a number"),

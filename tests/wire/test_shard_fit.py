@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pickle
 from fractions import Fraction
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from some_supports import SUPPORTS
 import epvi
 from epvi.files import load_any, save_stats
 from epvi.gaussian.mixture import Estimate
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.posterior.posterior import pack_posterior
 from epvi.wire import envelope
 from epvi.wire.codec import read_space
@@ -89,6 +91,41 @@ def test_a_normaliser_without_a_standard_error_comes_back_as_unknown(tmp_path):
     again = epvi.load(dataclasses.replace(made, product=unsure).save(tmp_path / "a.epvi"))
     assert again.product.log_normaliser.value == -1.5
     assert np.isnan(again.product.log_normaliser.standard_error)
+
+
+def with_status(tmp_path, **status):
+    content = pack_fit(some_fit())
+    fit = {**content.record["fit"], "status": status}
+    path = tmp_path / "site-2.epvi"
+    path.write_bytes(seal(content._replace(record={**content.record, "fit": fit})))
+    return path
+
+
+def test_a_code_of_a_status_comes_back_and_may_be_left_out_or_unknown(tmp_path):
+    flat = dataclasses.replace(some_fit(), status=Status(StatusCode.FLAT_DIRECTION, "flat direction."))
+    assert epvi.load(flat.save(tmp_path / "a.epvi")).status == flat.status
+    for ok, code in ((True, StatusCode.USABLE), (False, StatusCode.UNUSABLE)):
+        older = with_status(tmp_path, ok=ok, text="said by an earlier version.")
+        assert epvi.load(older).status == Status(code, "said by an earlier version.")
+        later = with_status(tmp_path, ok=ok, code="levitating", text="said by a later version.")
+        assert epvi.load(later).status == Status(code, "said by a later version.")
+
+
+def test_the_refusal_of_a_file_comes_back_from_another_process(tmp_path):
+    path = tmp_path / "site-2.epvi"
+    path.write_bytes(b"x")
+    with pytest.raises(envelope.UnusableFileError) as error:
+        epvi.load(path)
+    again = pickle.loads(pickle.dumps(error.value))
+    assert (str(again), again.what) == (str(error.value), error.value.what)
+    assert str(again).startswith(again.what)
+
+
+def test_a_code_that_contradicts_its_status_is_refused(tmp_path):
+    path = with_status(tmp_path, ok=True, code="flat-direction", text="all is well.")
+    refused(lambda: epvi.load(path), "its status is flat-direction, which is not ok, and it says otherwise", 500)
+    path = with_status(tmp_path, ok=True, code=7, text="all is well.")
+    refused(lambda: epvi.load(path), "its code is not a printable text", 500)
 
 
 def test_a_label_that_a_terminal_would_obey_is_made_harmless(tmp_path):

@@ -11,3 +11,8 @@ class EpviError(ValueError):
 
     def __init__(self, sentence: str) -> None:
         super().__init__(shown(sentence))
+
+    @property
+    def clause(self) -> str:
+        """What it says without its full stop, for a sentence that goes on."""
+        return str(self).rstrip(".")

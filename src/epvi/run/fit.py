@@ -16,14 +16,16 @@ import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.ground.seeds import Seed, as_key
+from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.ground.verb import verb
 from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
+from epvi.run.failures import ShardError, kept_in
 from epvi.run.progress import ShardProgress
-from epvi.run.rounds import Rounds, Scoring, run_rounds
-from epvi.run.shards import ShardError, kept_in, shards_of, workers_of
+from epvi.run.rounds import Rounds, run_rounds
+from epvi.run.scoring import Scoring
+from epvi.run.shards import shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
 from epvi.run.worker import Job, model_of
 from epvi.site.derivatives.passes import programs_of
@@ -36,9 +38,6 @@ from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model, provenance
 from epvi.wire.shard_fit import ShardFit
-
-# Shard m uses the m-th key; the split's is out of their reach.
-_SPLIT_KEY = 2**31
 
 
 @verb("the fit")
@@ -126,7 +125,7 @@ def _split(
         return table, split_by(table.extra, by)
     assert shards is not None
     model.columns(list(table.columns))
-    key = jax.random.fold_in(key, _SPLIT_KEY)
+    key = jax.random.fold_in(key, SeedStream.SPLIT)
     return table, split_evenly(table.num_rows, shards, shuffle=shuffle, key=key)
 
 

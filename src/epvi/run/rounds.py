@@ -11,12 +11,14 @@ import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.ground.validation import at_least, check_settings
-from epvi.hub.posterior.posterior import NUM_DRAWS, Posterior
+from epvi.ground.seeds import SeedStream
+from epvi.ground.validation import at_least
+from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.refine.refine import WORTH, advance, confirmed, finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
-from epvi.hub.trust.verdict import CORRECTED, TRUST
+from epvi.hub.trust.reasons import Verdict
+from epvi.run.scoring import Scoring
 from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import Draws
@@ -25,24 +27,6 @@ from epvi.wire.request import Draws
 _MOST_ROUNDS = 10
 # Weights of at least this efficiency correct what a step of this many nats would.
 _WELL, _LITTLE = 0.5, 0.01
-# Shard m uses the m-th key; that of the draws is out of their reach.
-_DRAWS_KEY = 2**31 + 3
-
-
-@dataclasses.dataclass(frozen=True)
-class Scoring:
-    """How a posterior is certified: by so many draws, which shards score.
-
-    A tall shard's scores come from an expansion and some of its rows, with standard errors, unless they are `exact`.
-    """
-
-    num_draws: int = NUM_DRAWS
-    exact: bool = False
-
-    def __post_init__(self) -> None:
-        check_settings(self, num_draws=64)
-        if not isinstance(self.exact, bool):
-            raise EpviError(f"exact is {self.exact!r}: pass True or False.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +35,7 @@ class Rounds:
 
     certify: bool
     refine: int
-    scoring: Scoring = Scoring()
+    scoring: Scoring = dataclasses.field(default_factory=Scoring)
     # Whether a posterior that can be trusted as it is needs no more steps.
     contented: bool = False
 
@@ -67,7 +51,7 @@ class Rounds:
 
     def worth(self, certificate: Certificate) -> float:
         """How far a step must lead, in nats, to be worth a round: weights that correct well leave little to do."""
-        corrected = certificate.verdict == CORRECTED and certificate.efficiency > _WELL
+        corrected = certificate.verdict == Verdict.CORRECTED and certificate.efficiency > _WELL
         return _LITTLE if self.contented and corrected else WORTH
 
     @property
@@ -76,19 +60,19 @@ class Rounds:
         return self.certify or self.refine > 0
 
 
-# Asks all shards, for exact scores or not.
-Ask = Callable[[Draws, bool], list[Scores]]
+# Asks all shards.
+Ask = Callable[[Draws, Scoring], list[Scores]]
 
 
 def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -> Posterior:
     """Certify, and refine while that helps; what comes back is never worse than the posterior was."""
     if not rounds.any:
         return posterior
-    seed = jax.random.fold_in(key, _DRAWS_KEY)
+    seed = jax.random.fold_in(key, SeedStream.DRAWS)
     posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
     first = posterior.with_certificate(certificate)
     for _ in range(rounds.refine):
-        if answered.moments is None or (rounds.contented and certificate.verdict == TRUST):
+        if answered.moments is None or (rounds.contented and certificate.verdict == Verdict.TRUST):
             break
         posterior = advance(posterior, answered, certificate, rounds.worth(certificate))
         if posterior.step is None or posterior.step.before is None:
@@ -104,7 +88,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:
     """Ask all shards; what travelled is counted."""
     draws = posterior.ask(rounds.scoring.num_draws, moments=rounds.refine > 0, seed=seed)
-    scores = ask(draws, rounds.scoring.exact)
+    scores = ask(draws, rounds.scoring)
     gaussians = sum(array.size for array in mixture_arrays(draws.gaussians).values())
     sent = draws.theta.size + draws.centres.size + draws.base.size + gaussians
     traffic = posterior.traffic + len(scores) * sent + sum(one.num_numbers for one in scores)

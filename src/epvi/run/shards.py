@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 
 from epvi.engines.local import Pool, size_of, workers
-from epvi.engines.process import WorkerDied
 from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
+from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
+from epvi.run.scoring import Scoring
 from epvi.run.work_folder import WorkFolder, remove_dead
 from epvi.run.worker import HeldRows, Job, answer_shard, forget, run_shard
 from epvi.site.rows.columns import Columns
@@ -35,14 +36,6 @@ from epvi.wire.shard_fit import Part, ShardFit
 _POLL_SECONDS = 0.1
 # A shard that lost so many workers is not run again: it is probably what they die of.
 _MOST_DEATHS = 2
-
-
-class ShardError(EpviError):
-    """Some shards could not be fitted; `fits` holds those that could."""
-
-    def __init__(self, message: str, fits: tuple[ShardFit, ...]) -> None:
-        super().__init__(message)
-        self.fits = fits
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,7 +54,7 @@ class RunningShards:
         """Fit all shards but those that are done already; when some fail, the others still finish."""
         left = [part for part in self.parts if part.shard not in self.done]
         fits = dict(self.done)
-        self.bar.begin("fitting shards")
+        self.bar.begin(Work.FIT.doing)
 
         def keep(fit: ShardFit) -> None:
             fits[fit.shard] = fit
@@ -70,21 +63,21 @@ class RunningShards:
 
         failed = self._each(left, lambda part: (run_shard, self.job, part, self.rows[part.shard]), keep, fits)
         if failed:
-            raise _explained(failed, fits, {part.shard: part for part in left})
+            raise explained(Work.FIT, failed, fits, {part.shard: part for part in left})
         self.done = fits
         return [fits[shard] for shard in sorted(fits)]
 
-    def answer(self, draws: Draws, exact: bool) -> list[Scores]:
+    def answer(self, draws: Draws, scoring: Scoring) -> list[Scores]:
         """Every shard's answer; of those that no worker has kept the rows are sent again."""
         answers: dict[int, Scores] = {}
-        self.bar.begin("scoring draws")
+        self.bar.begin(Work.SCORE.doing)
 
         def keep(answer: Scores | None) -> None:
             if answer is not None:
                 answers[answer.shard] = answer
 
         def ask(part: Part, rows: MappedRows | HeldRows | None) -> tuple:
-            return answer_shard, self.job, part, rows, draws, exact
+            return answer_shard, self.job, part, rows, draws, scoring
 
         mapped = all(isinstance(rows, MappedRows) for rows in self.rows.values())
         failed = {}
@@ -94,7 +87,7 @@ class RunningShards:
         if left and not failed:
             failed = self._each(left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
         if failed:
-            raise _explained(failed, self.done, {part.shard: part for part in self.parts}, "scored")
+            raise explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
         return [answers[shard] for shard in sorted(answers)]
 
     def forget(self) -> None:
@@ -207,11 +200,6 @@ def _folder(work: WorkFolder | None) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def kept_in(fits: tuple[ShardFit, ...]) -> str:
-    """Where the fits of the other shards are."""
-    return f" The other {len(fits)} fits are in the error's `fits`." if fits else ""
-
-
 class ExecutorClosedError(EpviError):
     """The executor takes no work."""
 
@@ -241,34 +229,6 @@ def _abandon(executor: Executor, futures: list[Future]) -> None:
         executor.abandon(futures)
     for future in futures:
         future.cancel()
-
-
-def _explained(
-    failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part], done: str = "fitted"
-) -> ShardError:
-    """One sentence that names the shard, and the fits of the others."""
-    kept = tuple(fits[shard] for shard in sorted(fits))
-    first = min(failed)
-    error = failed[first]
-    others = f" So it was with {len(failed) - 1} more." if len(failed) > 1 else ""
-    shard = f"shard {parts[first].label}"
-    if isinstance(error, WorkerDied):
-        said = (
-            f"{shard} lost its worker process twice while it was {done} ({error}): it was killed, or ran out of memory."
-            " Take more shards or fewer workers (executor=1)."
-        )
-    elif isinstance(error, BrokenExecutor):
-        which = " or ".join(parts[shard].label for shard in sorted(failed)[:4])
-        said = (
-            f"a worker process of the executor died while it {done} shard {which}, and the executor takes no more work:"
-            " it was killed, or ran out of memory. Pass a new executor, with more shards or fewer workers."
-        )
-        others = ""
-    elif isinstance(error, EpviError):
-        said = f"{shard} could not be {done}: {str(error).rstrip('.')}."
-    else:
-        said = f"{shard} could not be {done}: {type(error).__name__}: {str(error).rstrip('.')}."
-    return ShardError(f"{said}{others}{kept_in(kept)}", kept)
 
 
 def workers_of(number: int | None) -> Pool:

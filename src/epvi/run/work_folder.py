@@ -19,6 +19,7 @@ from epvi.ground.errors import EpviError
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.fingerprint import hash_rows
 from epvi.site.tasks.fit_shard import FitPlan
+from epvi.wire.envelope import UnusableFileError
 from epvi.wire.shard_fit import Part, Provenance, ShardFit, describe_provenance
 
 # How near two machines' values of one model are, of rows in float32.
@@ -58,8 +59,8 @@ class WorkFolder:
             return None
         try:
             found = load(file)
-        except EpviError as error:
-            raise EpviError(f"{str(error).partition('. Ask')[0].rstrip('.')}: remove it and run again.") from error
+        except UnusableFileError as error:
+            raise EpviError(f"{error.what}: remove it and run again.") from error
         expected = dataclasses.replace(plan.provenance(), rows=hash_rows(columns(), plan.hash_key))
         if not isinstance(found, ShardFit) or (found.shard, found.prior) != (part.shard, part.prior):
             raise EpviError(f"{file} is not shard {part.label} of this run: {_REMEDY}")

@@ -17,6 +17,7 @@ from epvi.ground.compiled import let_go
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
 from epvi.run.row_files import MappedRows
+from epvi.run.scoring import Scoring
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.model.model import Model
@@ -64,7 +65,9 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
         return fit_columns(programs, columns, part, job.plan, report)
 
 
-def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, exact: bool) -> Scores | None:
+def answer_shard(
+    job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, scoring: Scoring
+) -> Scores | None:
     """Answer for one shard; without rows only if this process has kept them, and otherwise None."""
     if isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
@@ -82,7 +85,7 @@ def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, draws
     points = plan.inference.points_at_once
     with _at_work(job, "the scores"):
         programs = programs_of(model_of(job.model), columns)
-        asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, memory=memory)
+        asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True, memory=memory)
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
 
 

@@ -17,7 +17,7 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structures import structures
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Parameter, Space
 from epvi.wire.envelope import Malformed
 from epvi.wire.record import Record, as_texts, printable
@@ -33,13 +33,18 @@ _WEIGHTS_SUM = 1e-6
 
 def describe_status(status: Status) -> dict[str, Any]:
     """A status as JSON."""
-    return {"ok": bool(status.ok), "text": printable(status.text)}
+    return {"ok": status.ok, "code": status.code.value, "text": printable(status.text)}
 
 
 def read_status(record: Record) -> Status:
-    """A status."""
+    """A status; of files without a code, or with one of a later version, only whether it is ok is known."""
     table = record.table("status")
-    return Status(table.truth("ok"), table.text("text"))
+    ok, said = table.truth("ok"), table.text("code") if "code" in set(table) else ""
+    known = {code.value: code for code in StatusCode}
+    code = known.get(said, StatusCode.USABLE if ok else StatusCode.UNUSABLE)
+    if code.ok != ok:
+        raise Malformed(f"its status is {code}, which is {'not ' if ok else ''}ok, and it says otherwise")
+    return Status(code, table.text("text"))
 
 
 def describe_space(space: Space) -> dict[str, Any]:
@@ -67,7 +72,7 @@ def read_space(record: Record, arrays: Mapping[str, np.ndarray]) -> Space:
     try:
         return Space(parameters, exchangeable)
     except EpviError as error:
-        raise Malformed(printable(str(error).rstrip("."), 200)) from None
+        raise Malformed(printable(error.clause, 200)) from None
 
 
 def _read_parameter(value: Any, what: str, d: int) -> Parameter:

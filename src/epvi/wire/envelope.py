@@ -53,6 +53,21 @@ class Foreign(Malformed):
     remedy = "Name a file that epvi has written, or ask for it to be sent again."
 
 
+class UnusableFileError(EpviError):
+    """A file that cannot be used: `what` names it and says why, and the rest of the sentence what to do.
+
+    Whoever knows a better remedy, because the file is their own, takes `what` alone.
+    """
+
+    def __init__(self, what: str, rest: str) -> None:
+        super().__init__(what + rest)
+        self.what, self.rest = shown(what), rest
+
+    def __reduce__(self) -> tuple[type["UnusableFileError"], tuple[str, str]]:
+        """As processes exchange it."""
+        return UnusableFileError, (self.what, self.rest)
+
+
 class Envelope(NamedTuple):
     """A kind of thing, its record, and its arrays."""
 
@@ -77,21 +92,21 @@ def load(path: str | os.PathLike) -> Envelope:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
             # Opening a pipe would wait for somebody to write into it.
-            raise EpviError(f"{shown(path)} is not a file: pass a file that epvi has written.")
+            raise UnusableFileError(f"{shown(path)} is not a file", ": pass a file that epvi has written.")
         if status.st_size > _MOST_BYTES:
             raise Malformed(f"it has {status.st_size:,} bytes, and no hand-over file is that large")
         with open(path, "rb") as file:
             content = file.read(status.st_size)
         return unseal(content)
     except OSError as error:
-        raise EpviError(f"{shown(path)} cannot be read: {error.strerror or error}.") from error
+        raise UnusableFileError(f"{shown(path)} cannot be read: {error.strerror or error}", ".") from error
     except Malformed as error:
         raise unusable(path, error) from error
 
 
-def unusable(path: str | os.PathLike, error: Malformed) -> EpviError:
+def unusable(path: str | os.PathLike, error: Malformed) -> UnusableFileError:
     """The refusal of a file, with its name."""
-    return EpviError(f"{shown(path)} is not a usable .epvi file: {error}. {error.remedy}")
+    return UnusableFileError(f"{shown(path)} is not a usable .epvi file: {error}", f". {error.remedy}")
 
 
 def seal(envelope: Envelope) -> bytes:

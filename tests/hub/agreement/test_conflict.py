@@ -14,7 +14,7 @@ from sentences import refused
 
 import epvi
 from epvi import Diagonal, Full, GaussianMixture, Parameter, ShardFit, Space
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.agreement.conflict import conflict_between
 from epvi.models import logistic, simulate_logistic
 
@@ -26,7 +26,7 @@ def reals(d):
 def fits_of(mixtures, space, rows=100):
     num = len(mixtures)
     rows = np.broadcast_to(rows, num)
-    done, unknown = Status(True, "converged."), epvi.Estimate(np.asarray(0.0), np.asarray(0.0))
+    done, unknown = Status(StatusCode.CONVERGED, "converged."), epvi.Estimate(np.asarray(0.0), np.asarray(0.0))
     return [
         ShardFit(q, space, m, num, f"{m} of {num}", Fraction(1, num), int(n), done, (), unknown, 0.0, 1, 0.0)
         for m, (q, n) in enumerate(zip(mixtures, rows, strict=True), start=1)
@@ -165,7 +165,7 @@ def test_a_p_value_that_underflows_keeps_its_logarithm():
 
 def test_one_shard_has_nothing_to_be_compared_with():
     found = report_on(gaussians([[1.0, 2.0]], 1.0))
-    assert found.status == Status(True, "nothing to compare: fewer than two shards have rows.")
+    assert found.status == Status(StatusCode.NOTHING_TO_COMPARE, "nothing to compare: fewer than two shards have rows.")
     assert np.all(np.isnan(found.z))
     np.testing.assert_array_equal(found.information, 1.0)
     assert str(found).splitlines()[1].split() == ["1", "of", "1", "100", "100.0", "%", *"-----"]

@@ -12,6 +12,7 @@ import pytest
 from scipy.special import logsumexp
 
 import epvi
+from epvi.ground.status import Status, StatusCode
 from epvi.models import grid_places, logistic, poisson, simulate_logistic, simulate_tlsa, tlsa
 from epvi.models.tlsa import EXCHANGEABLE
 
@@ -235,7 +236,7 @@ def test_other_models_and_bad_fits_are_refused(fits, posterior):
     other = epvi.fit_shard(logistic, rows, "2/3")
     with pytest.raises(epvi.EpviError, match=r"shard 2 of 3 has the parameters \(alpha, w \(2,\)\)"):
         epvi.combine([fits[0], other, fits[2]])
-    bad = dataclasses.replace(fits[1], status=dataclasses.replace(fits[1].status, ok=False, text="flat direction: x."))
+    bad = dataclasses.replace(fits[1], status=Status(StatusCode.FLAT_DIRECTION, "flat direction: x."))
     with pytest.raises(epvi.EpviError, match="shard 2 of 3 did not end well: flat direction"):
         epvi.combine([fits[0], bad, fits[2]])
     with pytest.raises(epvi.EpviError, match="pass the model that the posterior was fitted with"):

@@ -69,7 +69,7 @@ class Study(NamedTuple):
     parts: list
     posterior: epvi.Posterior
 
-    def ask(self, draws, exact=False):
+    def ask(self, draws, scoring=None):
         num = len(self.parts)
         return [epvi.score(self.model, rows, draws, f"{m}/{num}") for m, rows in enumerate(self.parts, start=1)]
 
@@ -405,7 +405,7 @@ def test_steps_from_far_out_are_not_longer_than_what_is_known_there(skewed):
 
 
 def test_answers_that_mislead_leave_the_posterior_as_it_was(skewed):
-    def ask(draws, exact):
+    def ask(draws, scoring):
         return misled(skewed.ask(draws), -2.0) if draws.base.size else skewed.ask(draws)
 
     first, last = first_and_last(skewed, ask)

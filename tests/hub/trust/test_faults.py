@@ -81,7 +81,7 @@ class Study:
     def fits(self, **settings):
         return [self.fit(m, **settings) for m in range(1, len(self.parts) + 1)]
 
-    def scores(self, draws, exact=False):
+    def scores(self, draws, scoring=None):
         return [
             epvi.score(self.model, self.parts[s.shard - 1], draws, f"{s.shard}/{s.num_shards}") for s in draws.shares
         ]
@@ -173,6 +173,7 @@ def test_a_site_that_fits_and_scores_the_rows_of_another_is_named(line_study, to
     certificate = epvi.certify(bad, scores)
     assert certificate.verdict == NOT
     assert "shard 1 of 8 and shard 5 of 8 have scored the same rows" in certificate.text
+    assert "same-rows" in certificate.reasons
 
 
 def test_shards_of_one_table_may_hold_the_same_values():
@@ -192,6 +193,7 @@ def test_a_shard_that_was_lost_with_its_rows_and_its_share_is_named(line_study):
     assert certificate.verdict == NOT
     assert "sum to 7/8" in certificate.text
     assert "the rows of shard 8 are missing" in certificate.text
+    assert certificate.reasons[:2] == ("prior-shares", "missing-rows")
     # Accepting the rows' loss does not make up for the prior's.
     assert study.certificate(bad, accept_missing=True).verdict == NOT
 
@@ -203,6 +205,7 @@ def test_a_shard_that_was_lost_with_its_rows_alone_is_named(line_study):
     certificate = study.certificate(bad)
     assert certificate.verdict == NOT
     assert "the rows of shard 5 are missing" in certificate.text
+    assert certificate.reasons == ("missing-rows",)
     assert study.certificate(bad, accept_missing=True).verdict == TRUST
 
 
@@ -233,6 +236,7 @@ def test_spherical_fits_of_a_correlated_posterior_are_not_trusted():
     certificate = study.certificate(bad)
     assert certificate.verdict == NOT
     assert "too uneven" in certificate.text
+    assert certificate.reasons == ("uneven-weights",)
 
 
 def test_a_site_with_flipped_labels_is_named():
@@ -247,6 +251,8 @@ def test_a_site_with_flipped_labels_is_named():
     certificate = flipped.certificate(bad)
     assert certificate.verdict == NOT
     assert "shard 3 of 6 is in conflict" in certificate.text
+    assert "conflict" in certificate.reasons
+    assert certificate.to_json()["reasons"] == list(certificate.reasons)
     assert "shard 3 of 6" in bad.conflict().status.text
 
 
@@ -324,3 +330,4 @@ def test_a_shard_with_one_component_that_takes_a_mode_from_the_others_is_not_tru
     certificate = study.certificate(bad)
     assert certificate.verdict == NOT
     assert "lacks a mode" in certificate.text
+    assert "lost-mode" in certificate.reasons

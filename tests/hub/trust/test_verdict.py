@@ -13,7 +13,7 @@ from sentences import refused
 
 import epvi
 from epvi.gaussian.mixture import Estimate
-from epvi.hub.trust.verdict import NOT, TRUST
+from epvi.hub.trust.reasons import Verdict
 from epvi.run import worker
 from epvi.run.rounds import _better
 from epvi.run.shards import RunningShards
@@ -64,7 +64,7 @@ def test_a_posterior_without_its_correlations_is_not_trusted_as_it_is():
     posterior, certificate = certified(rows, change=without_correlations)
     assert certificate.mean_shift < 0.05
     assert max(certificate.sd_ratios) < 1.05
-    assert certificate.verdict != TRUST
+    assert certificate.verdict != Verdict.TRUST
     corrected = posterior.with_certificate(certificate)
     exact, _ = certified(rows)
     sums = [p.sample(4000, seed=0)["w"].sum(axis=1).std() for p in (corrected, exact)]
@@ -74,7 +74,7 @@ def test_a_posterior_without_its_correlations_is_not_trusted_as_it_is():
 
 @pytest.mark.parametrize("num_draws", [64, 128])
 def test_an_exact_posterior_is_trusted_by_few_draws_too(num_draws):
-    assert certified(rows_of(), num_draws)[1].verdict == TRUST
+    assert certified(rows_of(), num_draws)[1].verdict == Verdict.TRUST
 
 
 @pytest.mark.slow
@@ -82,7 +82,7 @@ def test_a_posterior_on_a_shell_keeps_its_fits_and_is_not_trusted():
     y = 3.0 + 3.0 * np.random.default_rng(1).normal(size=6)
     with ThreadPoolExecutor(1) as executor:
         posterior = epvi.fit(shell, {"y": y - y.mean() + 3.0}, 1, executor=executor, refine=2)
-    assert posterior.certificate.verdict == NOT
+    assert posterior.certificate.verdict == Verdict.NOT
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_a_step_that_waits_says_so_and_can_not_be_used_yet():
     assert "not confirmed yet" in waiting.status.text
     settled = epvi.refine(waiting, [epvi.score(LINE, rows, waiting.ask(), "1/1")])
     assert settled.step.before is None
-    assert settled.certificate.verdict == TRUST
+    assert settled.certificate.verdict == Verdict.TRUST
     refused(lambda: epvi.refine(waiting, [epvi.score(LINE, rows, waiting.ask(seed=5), "1/1")]), "draws of another seed")
 
 
@@ -140,7 +140,7 @@ def test_scores_can_be_asked_for_exactly_and_by_their_number(untyped):
             LINE, rows_of(), 2, executor=executor, certify=epvi.Scoring(num_draws=256, exact=True), refine=0
         )
     assert made.certificate.num_draws == 256
-    assert made.certificate.verdict == TRUST
+    assert made.certificate.verdict == Verdict.TRUST
     assert made.certificate.doubt == 0.0
     refused(lambda: epvi.fit(LINE, rows_of(), 2, certify="yes"), "certify is 'yes'")
     refused(lambda: epvi.fit(LINE, rows_of(), 2, refine=-1), "refine is -1")

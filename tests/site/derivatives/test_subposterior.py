@@ -12,6 +12,7 @@ import pytest
 
 from epvi import EpviError, Model
 from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.prior_part import Precisions
 from epvi.site.derivatives.subposterior import Subposterior, block_size
 
 SHARE, BLOCK, D = Fraction(1, 3), 8, 4
@@ -78,6 +79,27 @@ def test_blocks_sum_to_the_formula(programs, n):
     np.testing.assert_allclose(diagonal.hessian, np.diagonal(hessian, axis1=1, axis2=2), rtol=1e-10, atol=1e-10)
     for plain, named in zip(sub.second_order(POINTS), full[:3], strict=True):
         np.testing.assert_array_equal(plain, named)
+
+
+def test_precisions_stand_in_the_place_of_the_prior(programs):
+    rows, precisions = rows_of(8), np.array([0.5, 0.0, *np.full(D - 2, 2.0)])
+    nothing = Subposterior.of(programs, rows, Fraction(0), BLOCK).full(POINTS)
+    bounded = Subposterior(programs, rows, Precisions(precisions), BLOCK).full(POINTS)
+    np.testing.assert_allclose(bounded.value, nothing.value - 0.5 * POINTS**2 @ precisions, rtol=1e-12)
+    np.testing.assert_allclose(bounded.gradient, nothing.gradient - precisions * POINTS, rtol=1e-10, atol=1e-10)
+    np.testing.assert_allclose(bounded.hessian, nothing.hessian - np.diag(precisions), rtol=1e-10, atol=1e-10)
+
+
+def test_only_a_shard_without_a_share_is_bounded_and_only_where_its_rows_say_nothing(programs):
+    some = Subposterior.of(programs, rows_of(8), SHARE, BLOCK)
+    assert some.bounded() is some
+    assert some.unseen == []
+    bounded = Subposterior.of(programs, rows_of(8), Fraction(0), BLOCK).bounded()
+    assert isinstance(bounded.prior, Precisions)
+    # The first coordinate is the scale of the others' prior, of which no row says anything.
+    assert np.flatnonzero(bounded.prior.values).tolist() == [0]
+    assert bounded.unseen == [programs.target.space.coordinate(0)]
+    assert bounded.bounded() is bounded
 
 
 def test_values_come_in_batches_and_passes_are_counted(programs):

@@ -14,7 +14,7 @@ from quick import quick_for
 from sentences import refused
 
 import epvi
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.models import logistic
 
 RNG = np.random.default_rng(0)
@@ -249,8 +249,8 @@ def test_a_late_shard_without_a_share_leaves_to_others_what_its_rows_say_nothing
 
 
 def test_fits_that_did_not_converge_are_taken_when_told_so(model, fits):
-    bad = dataclasses.replace(fits[1], status=Status(False, "stopped early."))
-    late = dataclasses.replace(fits[2], status=Status(False, "stopped late."))
+    bad = dataclasses.replace(fits[1], status=Status(StatusCode.RISING, "stopped early."))
+    late = dataclasses.replace(fits[2], status=Status(StatusCode.RISING, "stopped late."))
     refused(lambda: epvi.combine([fits[0], bad, fits[2]]), r"shard 2 of 3 did not end well: .*--accept-unconverged")
     posterior = epvi.combine([fits[0], bad, epvi.stand_in(model, ROWS, "3/3")], accept_unconverged=True)
     # What was accepted once stays; what comes must be accepted itself.

@@ -16,7 +16,7 @@ from epvi.gaussian.gaussian import Gaussian, product_of
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.text_table import lined_up
 from epvi.hub.agreement.leave_one_out import Influence, as_gaussians, leave_one_out
 from epvi.parameters.alignment import aligned
@@ -125,7 +125,7 @@ def conflict_between(fits: Sequence[ShardFit], posterior: GaussianMixture, space
         **found._asdict(),
         log_p=log_p,
         flagged=_flagged(found, num_rows > 0),
-        status=Status(True, ""),
+        status=Status(StatusCode.NOTHING_TO_COMPARE, ""),
     )
     return dataclasses.replace(report, status=_verdict(report, shards, np.asarray(posterior.mean()), space))
 
@@ -153,16 +153,17 @@ def _log_chi2_sf(distance: Float[np.ndarray, " M"], dim: int) -> Float[np.ndarra
 def _verdict(report: Conflict, shards: list[Gaussian], centre: Float[np.ndarray, " d"], space: Space) -> Status:
     judged = np.flatnonzero(report.num_rows > 0)
     if len(judged) < 2:
-        return Status(True, "nothing to compare: fewer than two shards have rows.")
+        return Status(StatusCode.NOTHING_TO_COMPARE, "nothing to compare: fewer than two shards have rows.")
     if not np.any(report.flagged):
         m = int(judged[np.argmax(np.max(np.abs(report.z[judged]), axis=1))])
         where = f"{abs(report.z[m, report.worst(m)]):.1f} sds from the others in {report.names[report.worst(m)]}"
-        return Status(True, f"the {len(judged)} shards agree: the farthest, {report.labels[m]}, is {where}.")
+        text = f"the {len(judged)} shards agree: the farthest, {report.labels[m]}, is {where}."
+        return Status(StatusCode.AGREEMENT, text)
     m = int(np.argmax(np.where(report.flagged, report.distance, -np.inf)))
     hint = _mirrored(report, shards, m, centre, space)
     if len(judged) == 2:
-        return Status(False, _two_disagree(report, judged, m) + hint)
-    return Status(False, _one_is_off(report, m) + _the_rest(report, shards, m) + hint)
+        return Status(StatusCode.CONFLICT, _two_disagree(report, judged, m) + hint)
+    return Status(StatusCode.CONFLICT, _one_is_off(report, m) + _the_rest(report, shards, m) + hint)
 
 
 def _two_disagree(report: Conflict, judged: Int[np.ndarray, " n"], m: int) -> str:

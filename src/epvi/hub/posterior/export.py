@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.ground.seeds import Seed, as_key
+from epvi.ground.seeds import PredictionStream, Seed, as_key
 from epvi.ground.status import Status
 from epvi.ground.validation import at_least
 from epvi.ground.version import __version__
@@ -74,7 +74,7 @@ def to_arviz(
     chains = _chains(num_samples, num_chains)
     key = as_key(seed)
     theta = posterior.theta(num_samples, seed=key)
-    found = _replies(posterior, model, rows, theta, jax.random.fold_in(key, 1))
+    found = _replies(posterior, model, rows, theta, jax.random.fold_in(key, PredictionStream.ROWS))
     found[_POSTERIOR] = {**posterior.space.constrain(theta), **found.get(_POSTERIOR, {})}
     groups = {group: arviz_names(found[group]) for group in _GROUPS if found.get(group)}
     row = _row_dimension(groups)

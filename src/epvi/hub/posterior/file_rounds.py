@@ -15,7 +15,7 @@ from epvi.hub.posterior.parts import Parts
 from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.refine import Step
 from epvi.hub.trust.certify import Certificate
-from epvi.hub.trust.verdict import CORRECTED, NOT, TRUST
+from epvi.hub.trust.reasons import Fault, Reason, Verdict
 from epvi.wire.answer import Expected, read_array
 from epvi.wire.codec import mixture_arrays, read_mixture
 from epvi.wire.envelope import Envelope, Malformed
@@ -28,6 +28,8 @@ _ENDLESS = ("inf", "-inf", "nan")
 _MOST = 1e150
 _MOST_ROUNDS = 10**6
 _SUM = 1e-6
+# A verdict has each reason once; room for those of later versions.
+_MOST_REASONS = 64
 
 
 def pack_rounds(parts: Parts) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -63,8 +65,9 @@ def describe_certificate(certificate: Certificate | None) -> dict[str, Any] | No
         return None
     evidence = certificate.log_evidence
     return {
-        "verdict": certificate.verdict,
+        "verdict": certificate.verdict.value,
         "text": printable(certificate.text),
+        "reasons": [{"code": one.reason.value, "finding": printable(one.finding)} for one in certificate.faults],
         "corrects": certificate.corrects,
         **{name: _said(getattr(certificate, name)) for name in _PLAIN},
         "sd_ratios": [_said(ratio) for ratio in certificate.sd_ratios],
@@ -84,8 +87,9 @@ def certificate_arrays(certificate: Certificate | None, prefix: str) -> dict[str
 def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, num_answers: int) -> Certificate:
     """The certificate of a posterior in `dim` dimensions whose `num_answers` shards were asked, checked."""
     verdict, text = record.text("verdict"), record.text("text")
-    if verdict not in (TRUST, CORRECTED, NOT):
-        raise Malformed(f'its verdict is not one of "{TRUST}", "{CORRECTED}", "{NOT}"')
+    if verdict not in set(Verdict):
+        words = ", ".join(f'"{word}"' for word in Verdict)
+        raise Malformed(f"its verdict is not one of {words}")
     if not text:
         raise Malformed("its certificate has no text")
     theta = read_points(content, f"{prefix}theta", None, dim)
@@ -101,7 +105,7 @@ def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, n
     if not 0 <= ratios[0] <= ratios[1]:
         raise Malformed("its sd_ratios are not two factors, the smaller one first")
     return Certificate(
-        verdict=verdict,
+        verdict=Verdict(verdict),
         text=text,
         corrects=record.truth("corrects"),
         **plain,
@@ -112,6 +116,7 @@ def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, n
         theta=theta,
         weights=_weights(content, f"{prefix}weights", len(theta)),
         own=_weights(content, f"{prefix}own", len(theta)),
+        faults=record.list("reasons", _fault, _MOST_REASONS) if _there(record, "reasons") else (),
     )
 
 
@@ -192,6 +197,13 @@ def _number(value: Any, what: str) -> float:
     if abs(number) > _MOST:
         raise Malformed(f"its {what} is beyond {_MOST:g}")
     return number
+
+
+def _fault(value: Any, what: str) -> Fault:
+    """A reason with its clause; a later version may have reasons that this one does not know."""
+    record = Record(value, what)
+    code = record.text("code")
+    return Fault(Reason(code) if code in set(Reason) else Reason.OTHER, record.text("finding"))
 
 
 def _pair(record: Record, name: str) -> tuple[float, float]:

@@ -5,16 +5,13 @@ from collections.abc import Iterable, Sequence
 import jax
 
 from epvi.ground.errors import EpviError
-from epvi.ground.seeds import Seed, as_key
+from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.hub.agreement.compatibility import check_belonging
 from epvi.hub.posterior.parts import Choices, Parts
 from epvi.hub.product.multiply import multiply
 from epvi.hub.product.result import Product
 from epvi.parameters.alignment import aligned
 from epvi.wire.shard_fit import ShardFit
-
-# Shard m uses the m-th key; the product's is out of their reach.
-_PRODUCT_KEY = 2**31 + 1
 
 
 def checked_and_multiplied(
@@ -33,7 +30,7 @@ def multiplied(fits: Sequence[ShardFit], product: Product | None, seed: Seed) ->
     """
     mixtures = aligned(fits[0].space, [fit.mixture for fit in fits])
     key = as_key(seed)
-    made = multiply(mixtures, product, seed=jax.random.fold_in(key, _PRODUCT_KEY))
+    made = multiply(mixtures, product, seed=jax.random.fold_in(key, SeedStream.PRODUCT))
     return Parts(made, fits[0].space, tuple(fits), Choices(product, tuple(jax.random.key_data(key).tolist())))
 
 

@@ -15,7 +15,7 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import ArrayLike
 from epvi.ground.seeds import Seed, as_key
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.validation import at_least
 from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.agreement.conflict import Conflict, conflict_between
@@ -31,7 +31,7 @@ from epvi.hub.trust.propose import digest_of, draws_of, usual_base
 from epvi.parameters.space import Space
 from epvi.wire import envelope
 from epvi.wire.codec import mixture_arrays
-from epvi.wire.request import Asked, Draws
+from epvi.wire.request import NUM_DRAWS, Asked, Draws
 from epvi.wire.shard_fit import ShardFit
 
 if TYPE_CHECKING:
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 # Quantiles, and moments of constrained parameters, come from this many draws.
 _SUMMARY_DRAWS = 10_000
-# Draws that sites are asked to score.
-NUM_DRAWS = 2048
 # Nats that all fits together may be away from their subposteriors before the posterior says so.
 _TOLERABLE_LOSS = 0.5
 
@@ -104,7 +102,8 @@ class Posterior:
             f" The shards' fits are {lost:.2g} nats from their subposteriors in all: parameters that a shard alone"
             " hardly determines, such as scales, may be off. Compare with fewer shards."
         )
-        return Status(self.product.status.ok, self.product.status.text + doubt)
+        found = self.product.status
+        return Status(StatusCode.LOOSE_FITS if found.ok else found.code, found.text + doubt)
 
     @property
     def bytes_exchanged(self) -> int:

@@ -27,7 +27,8 @@ from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray, to_numpy
-from epvi.ground.status import Status
+from epvi.ground.seeds import ProductStream
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.blocks import Blocks, in_blocks, log_joint, select
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.modes import ProductModes, find_modes
@@ -96,7 +97,7 @@ class Anchored(Product):
         check_memory(self.num_samples, mixtures)
         stacked = stack(fold_singles(mixtures))
         blocks = in_blocks(stacked, max(_CHUNK, self.num_anchors))
-        task = _Task(stacked, blocks, find_modes(stacked, blocks, jax.random.fold_in(key, 0)))
+        task = _Task(stacked, blocks, find_modes(stacked, blocks, jax.random.fold_in(key, ProductStream.START)))
         source, history = _gaussians_at(task.modes), []
         for number in range(1, self.rounds):
             drawn = self._round(task, source, jax.random.fold_in(key, number), _CHUNK, explore=True)
@@ -146,8 +147,8 @@ class Anchored(Product):
         # draws, whichever is less. Judgement.
         if not found.ess >= max(min(100.0, self.num_samples / 2), 0.05 * self.num_samples):
             remedy = "raise num_anchors, rounds or num_samples, or merge the shards' components first (reduce)."
-            return Status(False, f"the importance weights are uneven ({size}): {remedy}")
-        return Status(True, f"sampled: {size}.")
+            return Status(StatusCode.UNEVEN_WEIGHTS, f"the importance weights are uneven ({size}): {remedy}")
+        return Status(StatusCode.SAMPLED, f"sampled: {size}.")
 
 
 class _Task(NamedTuple):
@@ -200,8 +201,7 @@ def _gaussians_at(modes: ProductModes) -> _Weighted:
 
 @compiled
 def _noise(key: AnyArray, n: int, d: int) -> tuple[AnyArray, AnyArray]:
-    # Chunks of draws fold in 1, 2, ...; 0 is free.
-    place, deal = jax.random.split(jax.random.fold_in(key, 0))
+    place, deal = jax.random.split(jax.random.fold_in(key, ProductStream.START))
     return jax.random.normal(place, (n, d)), jax.random.uniform(deal, (2,))
 
 

@@ -25,7 +25,8 @@ from epvi.gaussian.structure import Structure
 from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import AnyArray
-from epvi.ground.status import Status
+from epvi.ground.seeds import ProductStream
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.blocks import Blocks, in_blocks, select
 from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.product.result import Product, ProductMixture
@@ -102,14 +103,16 @@ class Chain(Product):
         # The customary limit of R̂ (Gelman & Rubin 1992).
         if not r_hat < 1.1:
             return Status(
-                False,
+                StatusCode.UNMIXED,
                 f"the chains disagree (split R-hat {r_hat:.2f}): use Anchored(), which keeps separate modes,"
                 " or raise burn_in, thin and num_samples.",
             )
         # With 100 effective components a mean has a standard error of 0.1 sd. Judgement.
         if ess < 100:
-            return Status(False, f"only {ess:.0f} effective of {r:,} components: raise thin or num_samples.")
-        return Status(True, f"mixed: split R-hat {r_hat:.3f}, {ess:,.0f} effective of {r:,} components.")
+            text = f"only {ess:.0f} effective of {r:,} components: raise thin or num_samples."
+            return Status(StatusCode.FEW_EFFECTIVE, text)
+        text = f"mixed: split R-hat {r_hat:.3f}, {ess:,.0f} effective of {r:,} components."
+        return Status(StatusCode.MIXED, text)
 
 
 class _Pair(NamedTuple):
@@ -254,7 +257,9 @@ def _run(stacked: Stack, key: AnyArray, plan: _Plan) -> _Run:
     """Burn in and sample in stretches of a fixed number of steps, so that one compilation serves any run length."""
     rows = min(plan.per_chain, max(1, _STRETCH // plan.thin))
     burn_in, stretches = -(-plan.burn_in // (rows * plan.thin)), -(-plan.per_chain // rows)
-    state = _start(stacked, in_blocks(stacked, plan.num_chains), jax.random.fold_in(key, 0), plan.num_chains)
+    state = _start(
+        stacked, in_blocks(stacked, plan.num_chains), jax.random.fold_in(key, ProductStream.START), plan.num_chains
+    )
     kept = []
     for number in range(burn_in + stretches):
         state, made = _walk(stacked, state, (key, np.asarray(1 + number)), rows, plan)

@@ -21,7 +21,7 @@ from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.fold import fold_singles
 from epvi.hub.product.result import Product, ProductMixture, exactly
 from epvi.hub.product.stack import StackedComponents, check_memory, components_of, constant, finish
@@ -49,7 +49,7 @@ class Exact(Product):
         factors = fold_singles(mixtures)
         structure = factors[0].structure
         log_w, mixture = finish(structure, len(factors), pairs(structure, *halves(factors)))
-        status = Status(True, _said(mixture.num_components))
+        status = Status(StatusCode.EXACT, _said(mixture.num_components))
         return ProductMixture(mixture, exactly(np.asarray(logsumexp(np.asarray(log_w)))), None, status)
 
     def _check_budget(self, mixtures: Sequence[GaussianMixture]) -> None:

@@ -11,7 +11,7 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import to_numpy
 from epvi.ground.seeds import Seed, as_key
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.verb import verb
 from epvi.hub.product.anchored import Anchored
 from epvi.hub.product.exact import Exact
@@ -44,7 +44,7 @@ def multiply(
         raise EpviError(f"product is {product!r}: pass Exact(), Chain(), Subset() or Anchored(), with its brackets.")
     key = as_key(seed)
     if len(mixtures) == 1:
-        status = Status(True, "exact: the product of one mixture is that mixture.")
+        status = Status(StatusCode.EXACT, "exact: the product of one mixture is that mixture.")
         return ProductMixture(mixtures[0], exactly(np.asarray(0.0)), None, status)
     with jax.enable_x64(True):
         method = _by_size(mixtures) if product is None else product

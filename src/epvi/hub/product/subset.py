@@ -23,7 +23,7 @@ from epvi.ground import validation
 from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, to_numpy
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.chain import Chain
 from epvi.hub.product.exact import fuse, halves, pair_log_weights, pairs
 from epvi.hub.product.fold import fold_singles
@@ -88,19 +88,20 @@ class Subset(Product):
 
     def _result(self, mixture: GaussianMixture, history: list[list["_SubsetGroup"]]) -> ProductMixture:
         made = [one for round_ in history for one in round_]
-        complaints = tuple(one.complaint for one in made if one.complaint)
+        complaints = tuple(one.complaint for one in made if one.complaint is not None)
         diagnostics = SubsetDiagnostics(
             groups=tuple(len(round_) for round_ in history),
             enumerated=tuple(sum(one.log_normaliser is not None for one in round_) for round_ in history),
-            complaints=complaints,
+            complaints=tuple(complaint.text for complaint in complaints),
         )
         if complaints:
             text = f"{len(complaints)} of {len(made)} groups: {complaints[0]} Or raise Subset's max_components."
-            status = Status(False, text)
+            status = Status(complaints[0].code, text)
         elif any(one.cut for one in made):
-            status = Status(True, f"done in {len(history)} rounds; compare another seed to see the Monte Carlo error.")
+            text = f"done in {len(history)} rounds; compare another seed to see the Monte Carlo error."
+            status = Status(StatusCode.SAMPLED, text)
         else:
-            status = Status(True, f"exact: all {mixture.num_components:,} components, nothing was cut.")
+            status = Status(StatusCode.EXACT, f"exact: all {mixture.num_components:,} components, nothing was cut.")
         return ProductMixture(mixture, _total(made), diagnostics, status)
 
 
@@ -121,7 +122,7 @@ class _SubsetGroup(NamedTuple):
     mixture: GaussianMixture
     log_normaliser: AnyArray | None  # None if the product was sampled by chains
     cut: bool  # whether only a sample of its components was kept
-    complaint: str | None = None  # the chains' status text, if they did not mix
+    complaint: Status | None = None  # the chains' status, if they did not mix
 
 
 def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data: np.ndarray) -> _SubsetGroup:
@@ -132,7 +133,7 @@ def _multiply_group(mixtures: list[GaussianMixture], settings: Subset, key_data:
         if total > settings.max_components:
             chain = dataclasses.replace(settings.chain, num_samples=settings.num_samples)
             made = chain.multiply(mixtures, key=key, executor=None)
-            complaint = None if made.status.ok else made.status.text
+            complaint = None if made.status.ok else made.status
             return to_numpy(_SubsetGroup(made.mixture, None, cut=True, complaint=complaint))
         structure, m = mixtures[0].structure, len(mixtures)
         left, right = halves(mixtures)

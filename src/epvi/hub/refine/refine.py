@@ -12,7 +12,7 @@ import numpy as np
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.verb import verb
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.natural_gradient import JointMoments, divergence, only, paired_difference, stepped
@@ -104,11 +104,10 @@ def advance(posterior: Posterior, answered: Answered, certificate: Certificate, 
 def finished(posterior: Posterior) -> Posterior:
     """The posterior that no further round will improve: its verdict says so."""
     found = posterior.certificate
-    if found is None:
+    if found is None or not found.faults:
         return posterior
-    return dataclasses.replace(
-        posterior, certificate=dataclasses.replace(found, text=when_refined(posterior, found.text))
-    )
+    text = when_refined(posterior, found.faults)
+    return dataclasses.replace(posterior, certificate=dataclasses.replace(found, text=text))
 
 
 def confirmed(
@@ -171,8 +170,10 @@ def _with(posterior: Posterior, gaussians: GaussianMixture, step: Step, certific
     count = "one Gaussian" if gaussians.num_components == 1 else f"{gaussians.num_components} Gaussians"
     rounds = f"{step.rounds} round{'s' if step.rounds != 1 else ''}"
     if step.before is None:
-        status = Status(True, f"refined: {count} after {rounds}, {step.gained:.3g} nats better than the product.")
+        text = f"refined: {count} after {rounds}, {step.gained:.3g} nats better than the product."
+        status = Status(StatusCode.REFINED, text)
     else:
-        status = Status(False, f"{count} after {rounds}: the last step is not confirmed yet; have the sites score it.")
+        text = f"{count} after {rounds}: the last step is not confirmed yet; have the sites score it."
+        status = Status(StatusCode.UNCONFIRMED, text)
     product = ProductMixture(gaussians, None, None, status)
     return dataclasses.replace(posterior, product=product, step=step, certificate=certificate)

@@ -9,7 +9,7 @@ from scipy.special import chdtri
 
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.validation import at_least
 from epvi.ground.verb import verb
 from epvi.hub.samples.arrival import arrived
@@ -63,7 +63,8 @@ def _by_halves(made: Combination, method: DrawsMethod, shards: Shards, key: jax.
         return made.status
     found = split_error(method, shards, made.theta, key)
     if found is None:
-        return Status(False, f"{made.status.text[:-1]}, but with too few draws to compare two halves: draw more.")
+        told = ", but with too few draws to compare two halves: draw more."
+        return made.status.followed_by(StatusCode.FEW_DRAWS, told)
     return found.judge(made.status, method.remedies)
 
 
@@ -74,7 +75,7 @@ def _single(shards: Shards, method: DrawsMethod, count: int | None) -> CombinedD
             f"num_samples is {count:,} and the only shard has {len(theta):,} draws: ask for at most as many."
         )
     chosen = theta if count is None else theta[np.arange(count) * len(theta) // count]
-    status = Status(True, "exact: the posterior of one shard is that shard's.")
+    status = Status(StatusCode.EXACT, "exact: the posterior of one shard is that shard's.")
     return CombinedDraws(chosen, status, None, method, 1, shards.layout)
 
 
@@ -89,7 +90,7 @@ def _apart(shards: Shards) -> Status | None:
     if worst <= chdtri(shards.dim, _FAR):
         return None
     return Status(
-        False,
+        StatusCode.CONFLICT,
         f"shard {far} is {np.sqrt(worst):.1f} sds from the product of the others, where {np.sqrt(shards.dim):.1f} is"
         " usual: check whether its rows, units or model differ, and whether its sampler has converged.",
     )

@@ -18,7 +18,7 @@ from epvi.gaussian.gaussian import Gaussian
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Remedies, Shards, check_covariance
 from epvi.hub.samples.moments import fit_gaussians, inflation
 from epvi.hub.samples.shape import chance_correlation, effective, gaussian_status, memory, standardised
@@ -62,9 +62,8 @@ class Consensus(DrawsMethod):
         together = _moving_together(paired, shards)
         if together:
             remedy = "give every shard its own seed, or permute its draws"
-            return Status(
-                False, f"draws of {together}, as with the same seed, which makes averages too wide: {remedy}."
-            )
+            text = f"draws of {together}, as with the same seed, which makes averages too wide: {remedy}."
+            return Status(StatusCode.MOVING_TOGETHER, text)
         made = f"averaged: {paired.shape[1]:,} draws"
         inflated = inflation(min(shards.counts), shards.dim, self.covariance)
         return gaussian_status(made, shards, self.covariance, inflated, self.remedies)

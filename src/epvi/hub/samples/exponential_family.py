@@ -16,7 +16,7 @@ import numpy as np
 from epvi.gaussian.gaussian import Gaussian
 from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.layout import Layout, numbers
 from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Remedies, Shards, generator
 from epvi.hub.samples.moments import fit_gaussians, inflation
@@ -57,7 +57,7 @@ class ExponentialFamily(DrawsMethod):
         status = gaussian_status(f"drawn: {count:,} draws", shards, Full(), 1.0, self.remedies)
         if status.ok and quotient.certainty < _STANDARD_ERRORS:
             status = Status(
-                False,
+                StatusCode.LITTLE_BEYOND_PRIOR,
                 f"along {quotient.where} the shards add little to the prior (the remaining precision is"
                 f" {quotient.certainty:.1f} standard errors above zero): draw more, or use subposteriors with the prior"
                 " to the power 1/M and Parametric().",

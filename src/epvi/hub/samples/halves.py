@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.method import DrawsMethod, Remedies, Shards
 
 # Largest acceptable standard error of means, in sds of the result. Judgement.
@@ -33,8 +33,8 @@ class SplitError(NamedTuple):
         told = f"means are off by about {self.means:.2f} sds and sds by {self.sds:.0%}"
         if self.means > _MEANS or self.sds > _SDS:
             remedy = f"draw more at every shard{remedies.few}"
-            return Status(False, f"comparing two halves of the draws, {told}: {remedy}.")
-        return Status(True, f"{status.text} Monte Carlo error, comparing two halves of the draws: {told}.")
+            return Status(StatusCode.FEW_DRAWS, f"comparing two halves of the draws, {told}: {remedy}.")
+        return Status(status.code, f"{status.text} Monte Carlo error, comparing two halves of the draws: {told}.")
 
 
 def split_error(

@@ -15,7 +15,7 @@ import numpy as np
 
 from epvi.gaussian.gaussian import Gaussian
 from epvi.gaussian.structure import Structure
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.ground.validation import check_settings
 from epvi.hub.product.mixing import effective_size, split_r_hat
 from epvi.hub.samples.consensus import evenly_spaced
@@ -84,8 +84,8 @@ class KernelMethod(DrawsMethod):
         """The density estimate of one shard, from its draws and the Gaussian fitted to them."""
 
     @abc.abstractmethod
-    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
-        """What is wrong with bandwidth h even for Gaussian shards, and what to do; empty if nothing is."""
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> Status | None:
+        """What is wrong with bandwidth h even for Gaussian shards, and what to do; None if nothing is."""
 
     def combine(self, shards: Shards, num_samples: int | None, key: jax.Array) -> Combination:
         """Anneal the bandwidth, then draw at the narrowest; draws are returned chain after chain."""
@@ -109,8 +109,8 @@ class KernelMethod(DrawsMethod):
         flat = centre + kept.theta.reshape(-1, shards.dim)
         diagnostics = _diagnose(kept, h, self._steps(h))
         status = _mixed(diagnostics, count)
-        fault = (self.fault(shards, gaussians, h) or self._smoothed(shards, h)) if status.ok else ""
-        status = Status(False, fault) if fault else status
+        if status.ok:
+            status = self.fault(shards, gaussians, h) or self._smoothed(shards, h) or status
         return Combination(flat[evenly_spaced(len(flat), count)], status, diagnostics)
 
     def _steps(self, h: float) -> int:
@@ -121,11 +121,12 @@ class KernelMethod(DrawsMethod):
         shares = np.linspace(0, 1, self.stages) if self.stages > 1 else np.ones(1)
         return [self.bandwidth * float(n) ** float(-share / (4 + d)) for share in shares]
 
-    def _smoothed(self, shards: Shards, h: float) -> str:
+    def _smoothed(self, shards: Shards, h: float) -> Status | None:
         left = unfollowed(shards, h)
         if not left:
-            return ""
-        return f"kernels of {h:.2f} sds are too wide to follow {left}, draw more, or lower bandwidth if chains mix."
+            return None
+        remedy = "draw more, or lower bandwidth if chains mix"
+        return Status(StatusCode.WIDE_KERNEL, f"kernels of {h:.2f} sds are too wide to follow {left}, {remedy}.")
 
 
 def _mixed(found: KernelDiagnostics, count: int) -> Status:
@@ -134,12 +135,14 @@ def _mixed(found: KernelDiagnostics, count: int) -> Status:
     # The customary limit of R̂ (Gelman & Rubin 1992).
     if not r_hat < 1.1:
         remedy = "raise thin or bandwidth, or use Parametric() or Weierstrass()"
-        return Status(False, f"the chains over draws disagree (split R-hat {r_hat:.2f}): {remedy}.")
+        return Status(StatusCode.UNMIXED, f"the chains over draws disagree (split R-hat {r_hat:.2f}): {remedy}.")
     # With 100 effective draws a mean has a standard error of 0.1 sd. Judgement.
     if ess < min(100, count / 2):
-        return Status(False, f"the chains have only {ess:,.0f} effective draws: raise thin or num_samples.")
+        text = f"the chains have only {ess:,.0f} effective draws: raise thin or num_samples."
+        return Status(StatusCode.FEW_EFFECTIVE, text)
     mixed = f"split R-hat {r_hat:.3f}, {ess:,.0f} effective"
-    return Status(True, f"mixed: {count:,} draws with kernels of {found.bandwidth:.2f} sds ({mixed}).")
+    text = f"mixed: {count:,} draws with kernels of {found.bandwidth:.2f} sds ({mixed})."
+    return Status(StatusCode.MIXED, text)
 
 
 def _diagnose(kept: Kept, h: float, thin: int) -> KernelDiagnostics:

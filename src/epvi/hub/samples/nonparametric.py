@@ -14,6 +14,7 @@ import numpy as np
 from epvi.gaussian.gaussian import Gaussian
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Diagonal
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
 from epvi.hub.samples.method import METHODS, Shards
@@ -39,15 +40,16 @@ class Nonparametric(KernelMethod):
         """Equally weighted Gaussians at the draws."""
         return Kernels(draws, np.full(len(draws), -np.log(len(draws))), gaussian.root / h, gaussian.structure.packing)
 
-    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> Status | None:
         """Report by how much the kernels widen the product, if that is too much."""
         best = gaussians if self.covariance.packing.whole else fit_best(shards)
         widening = _widening(best, gaussians, h)
         if widening <= _WIDENING:
-            return ""
-        return (
+            return None
+        return Status(
+            StatusCode.WIDE_KERNEL,
             f"kernels of {h:.2f} sds make sds about {widening:.0%} too wide: use Semiparametric(), or draw more, or"
-            " lower bandwidth if the chains still mix."
+            " lower bandwidth if the chains still mix.",
         )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from epvi.gaussian.gaussian import Gaussian
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Full
+from epvi.ground.status import Status
 from epvi.hub.samples.kernel import KernelMethod
 from epvi.hub.samples.meeting import Kernels
 from epvi.hub.samples.method import METHODS, Shards
@@ -38,7 +39,7 @@ class Semiparametric(KernelMethod):
         means = (1 - s) * draws + s * gaussian.mean
         return Kernels(means, log_weights - np.logaddexp.reduce(log_weights), gaussian.root / np.sqrt(s), packing)
 
-    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> str:
+    def fault(self, shards: Shards, gaussians: list[Gaussian], h: float) -> Status | None:
         """Report correlations that a diagonal covariance ignores."""
         pair = "" if self.covariance.packing.whole else correlated(shards)
-        return neglected(self.covariance, pair) if pair else ""
+        return neglected(self.covariance, pair) if pair else None

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from scipy.special import ndtri
 
 from epvi.gaussian.structure import Structure
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.method import Remedies, Shards
 from epvi.hub.samples.moments import ENOUGH
 
@@ -198,26 +198,27 @@ def gaussian_status(made: str, shards: Shards, structure: Structure, inflated: f
     """Status of a method that is exact for Gaussian shards with this structure; precisions are `inflated` times."""
     pair = "" if structure.packing.whole else correlated(shards)
     if pair:
-        return Status(False, neglected(structure, pair))
+        return neglected(structure, pair)
     far = departure(shards)
     if far is not None:
         return Status(
-            False,
+            StatusCode.NOT_GAUSSIAN,
             f"{far.where} is far from Gaussian ({far.how}), which this method assumes: transform it (take logarithms of"
             f" positive quantities), or {remedies.shape}.",
         )
     if inflated > _INFLATION:
         return Status(
-            False,
+            StatusCode.FEW_DRAWS,
             f"{min(shards.counts):,} draws are few for the covariance of {shards.dim} parameters (sds are about"
             f" {1 - inflated**-0.5:.0%} too small): draw more{remedies.dimensions}.",
         )
     return Status(
-        True,
+        StatusCode.DRAWN,
         f"{made} from {len(shards.theta)} shards; exact for Gaussian shards, and no shard is far from Gaussian.",
     )
 
 
-def neglected(structure: Structure, pair: str) -> str:
-    """The status text for a structure without correlations when this pair of coordinates is correlated."""
-    return f"{type(structure).__name__}() ignores the dependence of {pair}: choose Full() if there are enough draws."
+def neglected(structure: Structure, pair: str) -> Status:
+    """The status for a structure without correlations when this pair of coordinates is correlated."""
+    text = f"{type(structure).__name__}() ignores the dependence of {pair}: choose Full() if there are enough draws."
+    return Status(StatusCode.NEGLECTED_CORRELATION, text)

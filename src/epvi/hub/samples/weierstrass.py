@@ -20,7 +20,7 @@ from epvi.gaussian.gaussian import Gaussian
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.hub.samples.consensus import weighted_average
 from epvi.hub.samples.layout import Layout
 from epvi.hub.samples.method import METHODS, Combination, DrawsMethod, Shards, check_covariance, generator, positive
@@ -177,11 +177,13 @@ def _status(found: WeierstrassDiagnostics, count: int, shards: Shards) -> Status
     told = f"bandwidth up to {h:.2f} sds, at least {accepted:.1%} of pairs accepted"
     if effective < min(_LEAST_EFFECTIVE, count / 2):
         return Status(
-            False,
+            StatusCode.FEW_DRAWS,
             f"accepted draws descend from only about {effective:.0f} draws of one shard ({told}), because shards hardly"
             " overlap, or are many for their draws: draw more, or raise acceptance.",
         )
     left = unfollowed(shards, h)
     if left:
-        return Status(False, f"the kernel ({told}) is too wide to follow {left}, or draw more and lower acceptance.")
-    return Status(True, f"accepted: {count:,} draws, {told}; exact for Gaussian shards, and for others as h goes to 0.")
+        text = f"the kernel ({told}) is too wide to follow {left}, or draw more and lower acceptance."
+        return Status(StatusCode.WIDE_KERNEL, text)
+    text = f"accepted: {count:,} draws, {told}; exact for Gaussian shards, and for others as h goes to 0."
+    return Status(StatusCode.DRAWN, text)

@@ -18,8 +18,9 @@ from epvi.ground.verb import verb
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.importance import weigh
+from epvi.hub.trust.reasons import Fault, Reason, Verdict
 from epvi.hub.trust.score_test import agreement
-from epvi.hub.trust.verdict import NOT, TRUST, judge
+from epvi.hub.trust.verdict import judge
 from epvi.wire.answer import Scores
 
 
@@ -33,10 +34,11 @@ class Certificate:
     `sd_ratios` the least and greatest factor by which the weights change an sd. `elbo` and `log_evidence` are in nats
     (no evidence under a flat prior), `doubt` how well the scores are known. `conflict` are p-values of the shards.
     `theta` are the draws with normalised `weights`, and `own` what the posterior itself would weigh them with;
-    `corrects` says whether the weights are even enough to be used.
+    `corrects` says whether the weights are even enough to be used. `faults` are what is wrong: codes (`reasons`) with
+    a clause each.
     """
 
-    verdict: str
+    verdict: Verdict
     text: str
     corrects: bool
     ess: float
@@ -52,6 +54,7 @@ class Certificate:
     theta: Float[np.ndarray, "S d"]
     weights: Float[np.ndarray, " S"]
     own: Float[np.ndarray, " S"]
+    faults: tuple[Fault, ...] = ()
 
     def __str__(self) -> str:
         evidence = "" if self.log_evidence is None else f"; log evidence {_told(self.log_evidence)}"
@@ -73,20 +76,29 @@ class Certificate:
     @property
     def status(self) -> Status:
         """Whether the posterior can be used."""
-        return Status(self.verdict != NOT, self.text)
+        return Status(self.verdict.status_code, self.text)
+
+    @property
+    def reasons(self) -> tuple[Reason, ...]:
+        """Why the posterior cannot be trusted, as codes: "uneven-weights", "lost-mode", "conflict", ...
+
+        None when it can, and of a certificate that an earlier version wrote to a file.
+        """
+        return tuple(fault.reason for fault in self.faults)
 
     @property
     def resamples(self) -> bool:
         """Whether draws of the posterior are to be taken from the weighted ones."""
-        return self.corrects and self.verdict != TRUST
+        return self.corrects and self.verdict != Verdict.TRUST
 
     def to_json(self) -> dict[str, Any]:
         """All but the draws, in plain numbers and text."""
         plain = {name: getattr(self, name) for name in _NUMBERS}
         pairs = {"elbo": self.elbo, "log_evidence": self.log_evidence}
         return {
-            "verdict": self.verdict,
+            "verdict": self.verdict.value,
             "text": self.text,
+            "reasons": [reason.value for reason in self.reasons],
             "corrects": self.corrects,
             **plain,
             "num_draws": self.num_draws,
@@ -121,11 +133,11 @@ def certificate_of(
     gradients, products = (np.stack([one.rows[i] for one in answered.scores]) for i in (0, 1))
     hessians = np.stack([one.centres.hessian[0] for one in answered.scores])
     agreed = agreement(gradients, products, hessians, np.array([one.num_rows for one in answered.scores], np.float64))
-    verdict = judge(posterior, answered, weights, agreed, accept_missing, one_table)
+    judged = judge(posterior, answered, weights, agreed, accept_missing, one_table)
     return Certificate(
-        verdict=verdict.word,
-        text=verdict.text,
-        corrects=verdict.corrects,
+        verdict=judged.verdict,
+        text=judged.text,
+        corrects=judged.corrects,
         ess=weights.ess,
         efficiency=weights.efficiency,
         k_hat=weights.k_hat,
@@ -139,6 +151,7 @@ def certificate_of(
         theta=answered.proposal.theta,
         weights=weights.corrected,
         own=weights.own,
+        faults=judged.faults,
     )
 
 

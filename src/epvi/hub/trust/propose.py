@@ -14,6 +14,7 @@ from jaxtyping import Float
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
+from epvi.ground.seeds import RequestStream, request_words
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.modes import joined, one_per_mode, stray_modes
 from epvi.parameters.alignment import aligned
@@ -55,7 +56,7 @@ def propose(posterior: Approximation, asked: Asked) -> Proposal:
     counts = _counts(asked.num_draws, stray is not None)
     scale = min(_WIDEST, math.exp(_NATS / q.dim))
     wide = GaussianMixture(q.log_weights, q.means, np.asarray(q.roots) / scale, q.structure)
-    points = uniform_points(asked.num_draws, q.dim + 1, (*asked.key, 0))
+    points = uniform_points(asked.num_draws, q.dim + 1, request_words(asked.key, RequestStream.DRAWS))
     # Runs of a Sobol sequence are spread as well as the whole.
     parts = np.split(points, np.cumsum(counts)[:-1])
     sources = [q, wide, *([stray] if stray is not None else [])]
@@ -89,7 +90,9 @@ def draws_of(posterior: Approximation, asked: Asked) -> Draws:
 
 def base_of(asked: Asked, dim: int) -> Float[np.ndarray, "R d"]:
     """The base draws that belong to a request: the same in every round."""
-    return base_draws(asked.num_base, dim, (*asked.key, 1)) if asked.num_base else np.zeros((0, dim))
+    if not asked.num_base:
+        return np.zeros((0, dim))
+    return base_draws(asked.num_base, dim, request_words(asked.key, RequestStream.BASE))
 
 
 def _without_rows(made_of: Provenance) -> Provenance:

@@ -1,9 +1,10 @@
-"""Whether a posterior can be trusted, in words: a verdict that joins all signals of a round.
+"""Whether a posterior can be trusted: a verdict that joins all signals of a round, with its reasons.
 
-Takes answers, weights and agreement; gives a word and a sentence. No signal alone decides: k̂ of single far draws is
+Takes answers, weights and agreement; gives a `Judgement`. No signal alone decides: k̂ of single far draws is
 large on healthy fits, and draws from one mode look perfect when another was dropped.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,36 +15,39 @@ from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered
 from epvi.hub.trust.importance import Weights
+from epvi.hub.trust.reasons import Fault, Reason, Verdict, told
 from epvi.hub.trust.score_test import Agreement
 
-TRUST, CORRECTED, NOT = "trust", "trust with corrected weights", "do not trust"
+# All thresholds are judgement where nothing else is said; `python benchmarks/verdicts.py` counts the false alarms that
+# they raise on healthy fits, of which it allows 2 in 50.
 
 # Up to here the posterior is used as it is: means move by less than this many sds, sds by less than this part.
 _SMALL_SHIFT, _SMALL_CHANGE = 0.05, 0.05
-# And weights are at least as even as this.
+# And weights are at least as even as this: effective draws, as a part of what an exact posterior would have.
 _EVEN = 0.9
 # Weights correct it as long as so many draws count, which are at least this part of those that could, and the
-# correction is known to this many sds.
+# correction is known to this many sds (with 100 independent draws a mean is known to 0.1 sds).
 _LEAST_ESS, _LEAST_EFFICIENCY, _KNOWN = 100.0, 0.05, 0.1
-# From this k̂ on, means of weights converge too slowly, if the draws that it is about weigh more than this share.
+# From this k̂ on, means of weights converge too slowly (Vehtari et al. 2024), if the draws that it is about weigh more
+# than this share.
 _HEAVY, _TAIL = 0.7, 0.3
 # And from this one on, if they change an sd by more than this part: how much more is beyond them is not known.
 _HEAVIER, _MUCH = 0.9, 0.1
-_REFINE = "refine it (refine=10, epvi refine)"
-_LACKS = "it lacks a mode"
 # A mode that is missing is one with at least this share of the mass.
 _MASS = 0.01
 # Scores that are known to fewer nats than this do not tell enough.
 _DOUBT = 0.1
-# Answers of two shards that differ by less than this part are those of the same rows.
+# Answers of two shards that differ by less than this part are those of the same rows: far above the rounding of sums
+# over rows in float64, far below what other rows change.
 _SAME_ROWS = 1e-6
 
 
-class Verdict(NamedTuple):
-    """One of the three words, why, and whether the weights correct what is wrong."""
+class Judgement(NamedTuple):
+    """The verdict, its text, what is wrong, and whether the weights correct it."""
 
-    word: str
+    verdict: Verdict
     text: str
+    faults: tuple[Fault, ...]
     corrects: bool
 
 
@@ -54,31 +58,32 @@ def judge(
     agreed: Agreement,
     accept_missing: bool,
     one_table: bool,
-) -> Verdict:
+) -> Judgement:
     """Join the signals; shards of one table have different rows, also where these hold the same values."""
     uneven = _uneven(weights)
-    faults = [
+    faults = (
         *_shares(posterior, accept_missing),
         *([] if one_table else _same_rows(answered)),
         *_conflicts(answered, agreed),
         *_lost_modes(answered, weights),
         *([uneven] if uneven else []),
         *_doubts(answered, weights),
-    ]
+    )
     if faults:
-        return Verdict(NOT, f"{NOT}: {' Also: '.join(faults)}", uneven is None)
+        return Judgement(Verdict.NOT, told(faults), faults, uneven is None)
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
-    told = (
+    moved = (
         f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
         f" most {shift:.3f} sds and sds by {change:.1%}"
     )
     # Weights that are even say that the shape is right, which means and sds alone do not.
     if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
-        return Verdict(TRUST, f"{TRUST}: {told}.", True)
-    return Verdict(CORRECTED, f"{CORRECTED}: {told}; summaries and draws are corrected by them.", True)
+        return Judgement(Verdict.TRUST, f"{Verdict.TRUST}: {moved}.", (), True)
+    text = f"{Verdict.CORRECTED}: {moved}; summaries and draws are corrected by them."
+    return Judgement(Verdict.CORRECTED, text, (), True)
 
 
-def _uneven(weights: Weights) -> str | None:
+def _uneven(weights: Weights) -> Fault | None:
     least = min(_LEAST_ESS, 0.25 * len(weights.corrected))
     few = weights.ess < least or weights.efficiency < _LEAST_EFFICIENCY
     change = float(np.max(np.abs(weights.sd_ratio - 1)))
@@ -86,16 +91,18 @@ def _uneven(weights: Weights) -> str | None:
     vague = float(np.max(weights.noise)) > _KNOWN
     if not (few or heavy or vague):
         return None
-    return (
+    return Fault(
+        Reason.UNEVEN_WEIGHTS,
         f"the draws' weights are too uneven to correct it ({weights.ess:,.0f} effective draws, Pareto k̂"
-        f" {weights.k_hat:.1f}); {_REFINE}."
+        f" {weights.k_hat:.1f})",
     )
 
 
-def when_refined(posterior: Approximation, text: str) -> str:
-    """A verdict's text when no further round will help: the remedy is another one then."""
+def when_refined(posterior: Approximation, faults: Sequence[Fault]) -> str:
+    """The text of "do not trust" when no further round will help: the remedy is another one then."""
     diagonal = not posterior.mixture.structure.hessians.whole
-    relabelled = _LACKS in text and not posterior.space.exchangeable
+    lacks_mode = any(fault.reason is Reason.LOST_MODE for fault in faults)
+    relabelled = lacks_mode and not posterior.space.exchangeable
     remedies = [
         *(["exchangeable=[...] if modes differ only by the order of parameters (epvi.Model)"] if relabelled else []),
         *(["full covariances (inference=epvi.NVI(covariance=epvi.Full()))"] if diagonal else []),
@@ -103,24 +110,22 @@ def when_refined(posterior: Approximation, text: str) -> str:
         "another parametrisation of the model",
         "MCMC",
     ]
-    return text.replace(_REFINE, f"more rounds do not help: take {', or '.join(remedies)}")
+    return told(faults, remedies)
 
 
-def _shares(posterior: Approximation, accept_missing: bool) -> list[str]:
+def _shares(posterior: Approximation, accept_missing: bool) -> list[Fault]:
     fits, found = posterior.fits, []
     total = sum(fit.prior for fit in fits)
     if total != 1 and not fits[0].made_of.flat_prior:
-        found.append(f"the shards' shares of the prior sum to {total}, not to 1; fit them with shares that do.")
+        finding = f"the shards' shares of the prior sum to {total}, not to 1"
+        found.append(Fault(Reason.PRIOR_SHARES, finding))
     missing = missing_shards(fits)
     if missing and not accept_missing:
-        found.append(
-            f"the rows of shard {numbered(missing)} are missing; add them (posterior.update, epvi combine), or accept"
-            " it as the posterior of the others (accept_missing=True, --accept-missing)."
-        )
+        found.append(Fault(Reason.MISSING_ROWS, f"the rows of shard {numbered(missing)} are missing"))
     return found
 
 
-def _same_rows(answered: Answered) -> list[str]:
+def _same_rows(answered: Answered) -> list[Fault]:
     """The first pair of shards with the same rows: by their hash, or by answers that are the same up to a constant.
 
     Of tall shards the scores come from parts of the rows, each shard's own, but the gradients from all.
@@ -136,10 +141,7 @@ def _same_rows(answered: Answered) -> list[str]:
     if pair is None:
         return []
     a, b = (scores[m].called for m in pair)
-    return [
-        f"{a} and {b} have scored the same rows, which count twice; leave one out, and let the other carry its share of"
-        " the prior."
-    ]
+    return [Fault(Reason.SAME_ROWS, f"{a} and {b} have scored the same rows, which count twice")]
 
 
 def _same_hash(answered: Answered) -> tuple[int, int] | None:
@@ -161,18 +163,16 @@ def _first_alike(answers: Float[np.ndarray, "M n"], known: Bool[np.ndarray, " M"
     return None
 
 
-def _conflicts(answered: Answered, agreed: Agreement) -> list[str]:
+def _conflicts(answered: Answered, agreed: Agreement) -> list[Fault]:
     if not agreed.flagged:
         return []
     worst = answered.scores[agreed.flagged[0]]
     more = f" (and {len(agreed.flagged) - 1} more)" if len(agreed.flagged) > 1 else ""
-    return [
-        f"{worst.called}{more} is in conflict with the others (p = {agreed.p[agreed.flagged[0]]:.1g}); check the coding"
-        " and units of its columns, and its labels (posterior.conflict(), epvi combine --check)."
-    ]
+    finding = f"{worst.called}{more} is in conflict with the others (p = {agreed.p[agreed.flagged[0]]:.1g})"
+    return [Fault(Reason.CONFLICT, finding)]
 
 
-def _lost_modes(answered: Answered, weights: Weights) -> list[str]:
+def _lost_modes(answered: Answered, weights: Weights) -> list[Fault]:
     """Modes that shards have and the posterior lacks, by their mass as the derivatives there tell."""
     proposal = answered.proposal
     means = np.asarray(proposal.modes.means)
@@ -181,7 +181,8 @@ def _lost_modes(answered: Answered, weights: Weights) -> list[str]:
         # The evidence has the mode in it: some of the draws come from there.
         share = min(log_mass - float(weights.log_evidence.value), 0.0)
         if share > np.log(_MASS):
-            return [f"{_LACKS} that shards have found and that holds about {np.exp(share):.0%} of the mass; {_REFINE}."]
+            finding = f"it lacks a mode that shards have found and that holds about {np.exp(share):.0%} of the mass"
+            return [Fault(Reason.LOST_MODE, finding)]
     return []
 
 
@@ -198,8 +199,8 @@ def _log_mass(value: float, gradient: Float[np.ndarray, " d"], hessian: np.ndarr
     return float(value + gain - np.sum(np.log(np.diagonal(root))) + 0.5 * len(gradient) * np.log(2 * np.pi))
 
 
-def _doubts(answered: Answered, weights: Weights) -> list[str]:
+def _doubts(answered: Answered, weights: Weights) -> list[Fault]:
     doubt = float(weights.corrected @ answered.doubt)
     if doubt <= _DOUBT:
         return []
-    return [f"the scores are known to {doubt:.2f} nats only; ask for exact ones (exact=True, --exact)."]
+    return [Fault(Reason.UNCERTAIN_SCORES, f"the scores are known to {doubt:.2f} nats only")]

@@ -15,14 +15,14 @@ import numpy as np
 
 from epvi.ground.compiled import Held, kept, number_of
 from epvi.site.derivatives.linear_predictors import Predictors, find_predictors
+from epvi.site.derivatives.order import Order
+from epvi.site.derivatives.prior_part import PriorPart
 from epvi.site.derivatives.through_predictors import MOST_ARGUMENTS, Linked, per_point
 from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
 from epvi.site.model.model import Model
 from epvi.site.model.target import Target
 
-# Second derivatives are taken along this many directions at a time when only the diagonal is wanted.
-_DIRECTIONS = 16
-# Rows that a model is looked at with, to find its linear predictors in float64.
+# Rows that a model is looked at with, to find its linear predictors in float64. Judgement: each is evaluated.
 _ROWS_TO_LOOK = 8
 
 # Name, shape and dtype of every column of a block.
@@ -41,8 +41,7 @@ def programs_of(model: Model, rows: Mapping[str, np.ndarray]) -> "Programs":
 class Pass(NamedTuple):
     """`zero(K)` are sums over no rows, and `add(total, theta, block, weights)` adds a block's.
 
-    `finish(total, theta, share)` gives log p_m and its derivatives: the rows' part and the share of the prior. An array
-    for a share is the precision that each coordinate has instead of the prior.
+    `finish(total, theta, prior)` gives log p_m and its derivatives: the rows' part, and that of the prior.
     """
 
     zero: Callable[[int], Any]
@@ -65,19 +64,19 @@ class Programs(Held):
 
     def value(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: the value."""
-        return self._pass("value", block)
+        return self._pass(Order.VALUE, block)
 
     def gradient(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: value and gradient."""
-        return self._pass("gradient", block)
+        return self._pass(Order.GRADIENT, block)
 
     def full(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: value, gradient and Hessian."""
-        return self._pass("full", block)
+        return self._pass(Order.FULL, block)
 
     def diagonal(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: value, gradient and the diagonal of the Hessian."""
-        return self._pass("diagonal", block)
+        return self._pass(Order.DIAGONAL, block)
 
     def rows(self) -> Callable:
         """Per point and row of a block: the log likelihood, (P, n)."""
@@ -108,13 +107,13 @@ class Programs(Held):
         bad = self.target.outside(block)
         return {name: jnp.sum(rows & (weights > 0)) for name, rows in bad.items()}
 
-    def linked(self, block: Mapping[str, Any], order: str = "full") -> Linked | Wide | None:
+    def linked(self, block: Mapping[str, Any], order: Order = Order.FULL) -> Linked | Wide | None:
         """The linear predictors of rows like these, where the order's derivatives go through them."""
         kind = kind_of(block)
         if kind not in self._linked:
             self._linked[kind] = self._find_linked(block, kind)
-        found = self._linked[kind] if order != "value" else None
-        return None if found is not None and order == "diagonal" and not found.gives_diagonal else found
+        found = self._linked[kind] if order is not Order.VALUE else None
+        return None if found is not None and order is Order.DIAGONAL and not found.gives_diagonal else found
 
     def _find_linked(self, block: Mapping[str, Any], kind: Kind) -> Linked | Wide | None:
         dtype = rows_dtype(kind)
@@ -141,7 +140,7 @@ class Programs(Held):
         # A dict's own step, so that two threads at once get one function.
         return self._made[name] if name in self._made else self._made.setdefault(name, jax.jit(function))
 
-    def _pass(self, order: str, block: Mapping[str, Any] | None) -> Pass:
+    def _pass(self, order: Order, block: Mapping[str, Any] | None) -> Pass:
         linked = None if block is None else self.linked(block, order)
         key = None if block is None else kind_of(block)
         if linked is None or block is None:
@@ -157,7 +156,7 @@ class Programs(Held):
             functools.partial(self._finish, order, meant),
         )
 
-    def _add(self, order: str, total: Any, theta: Any, block: Any, weights: Any) -> Any:
+    def _add(self, order: Order, total: Any, theta: Any, block: Any, weights: Any) -> Any:
         dtype = rows_dtype(kind_of(block))
 
         def over_rows(point: Any) -> Any:
@@ -165,16 +164,16 @@ class Programs(Held):
             # Rows of weight zero must not turn an infinity into NaN.
             return jnp.sum(jnp.where(weights > 0, weights * rows, 0.0))
 
-        return _added(total, jax.vmap(_DERIVED[order](over_rows))(theta))
+        return _added(total, jax.vmap(order.derived(over_rows))(theta))
 
-    def _finish(self, order: str, meant: Callable, total: Any, theta: Any, share: Any) -> Any:
-        return self._once(("prior", order), functools.partial(self._prior, order))(meant(total, theta), theta, share)
+    def _finish(self, order: Order, meant: Callable, total: Any, theta: Any, prior: PriorPart) -> Any:
+        return self._once(("prior", order), functools.partial(self._prior, order))(meant(total, theta), theta, prior)
 
-    def _prior(self, order: str, total: Any, theta: Any, share: Any) -> Any:
-        def prior(point: Any) -> Any:
-            return -0.5 * jnp.sum(share * point**2) if jnp.ndim(share) else share * self.target.log_prior(point)
+    def _prior(self, order: Order, total: Any, theta: Any, prior: PriorPart) -> Any:
+        def log_density(point: Any) -> Any:
+            return prior.log_density(self.target, point)
 
-        return _added(total, jax.vmap(_DERIVED[order](prior))(theta))
+        return _added(total, jax.vmap(order.derived(log_density))(theta))
 
 
 def kind_of(block: Mapping[str, Any], num_rows: int | None = None) -> Kind:
@@ -195,44 +194,14 @@ def _added(total: Any, more: Any) -> Any:
     return jax.tree.map(jnp.add, total, more)
 
 
-def _zero(order: str, d: int, num_points: int) -> Any:
-    shapes = {"value": [()], "gradient": [(), (d,)], "diagonal": [(), (d,), (d,)], "full": [(), (d,), (d, d)]}[order]
-    parts = tuple(np.zeros((num_points, *shape)) for shape in shapes)
-    return parts if order != "value" else parts[0]
+def _zero(order: Order, d: int, num_points: int) -> Any:
+    parts = tuple(np.zeros((num_points, *shape)) for shape in order.shapes(d))
+    return parts if order is not Order.VALUE else parts[0]
 
 
-def _add_linked(linked: Linked | Wide, order: str, total: Any, theta: Any, block: Any, weights: Any) -> Any:
+def _add_linked(linked: Linked | Wide, order: Order, total: Any, theta: Any, block: Any, weights: Any) -> Any:
     return _added(total, per_point(lambda point: linked.sums(order, point, block, weights), theta))
 
 
 def _as_it_is(total: Any, theta: Any) -> Any:
     return total
-
-
-def _with_hessian(function: Callable) -> Callable:
-    def derived(point: Any) -> Any:
-        (value, gradient), along = jax.linearize(jax.value_and_grad(function), point)
-        return value, gradient, jax.vmap(lambda direction: along(direction)[1])(jnp.eye(len(point)))
-
-    return derived
-
-
-def _with_diagonal(function: Callable) -> Callable:
-    def derived(point: Any) -> Any:
-        d = len(point)
-        (value, gradient), along = jax.linearize(jax.value_and_grad(function), point)
-
-        def entry(i: Any) -> Any:
-            return along(jnp.zeros_like(point).at[i].set(1.0))[1][i]
-
-        return value, gradient, jax.lax.map(entry, jnp.arange(d), batch_size=min(d, _DIRECTIONS))
-
-    return derived
-
-
-_DERIVED: dict[str, Callable] = {
-    "value": lambda function: function,
-    "gradient": jax.value_and_grad,
-    "full": _with_hessian,
-    "diagonal": _with_diagonal,
-}

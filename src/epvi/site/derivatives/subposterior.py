@@ -1,6 +1,6 @@
 """The subposterior log p_m(θ) = f_m log p(θ) + Σ_i log p(x_i | θ): value, gradient and curvature at K points at once.
 
-Takes compiled programs, rows and the shard's share of the prior. One read of a block of rows serves all points and all
+Takes compiled programs, rows and the shard's part of the prior. One read of a block of rows serves all points and all
 derivatives; rows are never copied as a whole, and blocks all have one shape (the last is filled up with rows of weight
 zero), so that one compilation serves shards of any size. Blocks may be float32; sums over rows are float64.
 """
@@ -23,17 +23,21 @@ from epvi.gaussian.structures import DIAGONALS, WHOLE
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, promotion_allowed
 from epvi.site.derivatives.passes import Pass, Programs, kind_of, rows_dtype
+from epvi.site.derivatives.prior_part import Precisions, PriorPart, PriorShare
 from epvi.site.rows.columns import Columns, let_go
 
-# Intermediate numbers per block that stay in a core's cache.
+# Intermediate numbers per block that stay in a core's cache: 8 MB in float64, a part of the last level's. Judgement.
 _CACHE = 2**20
+# Rows per block: with fewer the calls cost more than the arithmetic, with more nothing is gained. Judgement.
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 2**14
-# Blocks of a part of the rows, whose passes are short anyway.
+# Rows per block of a part of the rows, whose passes are short anyway. Judgement.
 _PART_BLOCK = 2**11
-# Bytes of rows from files that stay in memory once they were read.
+# Bytes of rows from files that stay in memory once they were read. Judgement: more than a block, little beside a core's
+# share of the memory.
 _WINDOW = 2**23
 # A shard without a share of the prior can have parameters of which its rows say nothing, such as the scale of a
-# hierarchy. There its density is flat and others bound it: a Gaussian of this precision, next to nothing, is put there.
+# hierarchy. There its density is flat and others bound it: a Gaussian of this precision, in units of the unconstrained
+# coordinate, is put there. Judgement: its sd of 10,000 is next to nothing beside any prior.
 _NEXT_TO_NOTHING = 1e-8
 
 
@@ -65,12 +69,12 @@ def block_size(programs: Programs, columns: Columns, num_rows: int, num_points: 
 class Subposterior:
     """One shard's part of the posterior; counts its passes over the rows.
 
-    `share` is of the prior, or, of a shard without any, the precision that each coordinate has instead of it.
+    `prior` is its share of the prior, or, of a shard without any, the precisions that stand in its place.
     """
 
     programs: Programs
     rows: Columns
-    share: float | Float[np.ndarray, " d"]
+    prior: PriorPart
     rows_per_block: int = 1
     # How many rows each of these stands for.
     weight: float = 1.0
@@ -88,12 +92,16 @@ class Subposterior:
         report: Report = lambda passes: None,
     ) -> "Subposterior":
         """The subposterior of these rows with this share of the prior; `report` hears of its passes over them."""
-        return cls(programs, columns, float(prior), rows_per_block, report=report)
+        return cls(programs, columns, PriorShare(float(prior)), rows_per_block, report=report)
 
     @classmethod
     def without_rows(cls, programs: Programs, prior: Fraction) -> "Subposterior":
         """A share of the prior alone."""
-        return cls(programs, {}, float(prior))
+        return cls(programs, {}, PriorShare(float(prior)))
+
+    def without_its_rows(self) -> "Subposterior":
+        """Its part of the prior alone."""
+        return Subposterior(self.programs, {}, self.prior)
 
     @property
     def num_rows(self) -> int:
@@ -105,20 +113,20 @@ class Subposterior:
 
         That is along coordinates that the prior depends on and the rows do not: their derivatives are exactly zero.
         """
-        if np.any(self.share):
+        if isinstance(self.prior, Precisions) or self.prior.fraction > 0:
             return self
         theta = 0.3 * np.random.default_rng(0).standard_normal((2, self.dim))
-        rows = dataclasses.replace(self, share=np.zeros(self.dim))
+        rows = dataclasses.replace(self, prior=Precisions(np.zeros(self.dim)))
         prior = Subposterior.without_rows(self.programs, Fraction(1))
         unseen = np.all((rows.gradient(theta).gradient == 0) & (prior.gradient(theta).gradient != 0), axis=0)
-        return dataclasses.replace(rows, share=np.where(unseen, _NEXT_TO_NOTHING, 0.0))
+        return dataclasses.replace(rows, prior=Precisions(np.where(unseen, _NEXT_TO_NOTHING, 0.0)))
 
     @property
     def unseen(self) -> list[str]:
         """The coordinates of which these rows say nothing, and which are left to the shards that carry the prior."""
-        if np.ndim(self.share) == 0:
+        if isinstance(self.prior, PriorShare):
             return []
-        return [self.programs.target.space.coordinate(int(i)) for i in np.flatnonzero(self.share)]
+        return [self.programs.target.space.coordinate(int(i)) for i in np.flatnonzero(self.prior.values)]
 
     @property
     def dim(self) -> int:
@@ -142,7 +150,7 @@ class Subposterior:
     def _of_rows(self, chosen: np.ndarray) -> "Subposterior":
         columns = self._taken(chosen)
         weight, size = self.weight * self.num_rows / len(chosen), min(self.rows_per_block, _PART_BLOCK, len(chosen))
-        return Subposterior(self.programs, columns, self.share, size, weight)
+        return Subposterior(self.programs, columns, self.prior, size, weight)
 
     def _taken(self, chosen: np.ndarray) -> Columns:
         """Copies of some rows, by increasing numbers; what was read of files on the way is let go."""
@@ -172,7 +180,7 @@ class Subposterior:
             for part in np.split(filled, len(filled) // batch):
                 made.append(np.asarray(self.programs.rows()(part.astype(dtype), self.rows), np.float64))
         sums = np.concatenate(made)[: len(theta)].reshape(len(theta), count, -1).sum(axis=2)
-        prior = Subposterior(self.programs, {}, self.share).value(theta, batch)
+        prior = self.without_its_rows().value(theta, batch)
         return prior + count * self.weight * sums.T
 
     def log_density(self, theta: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
@@ -182,17 +190,11 @@ class Subposterior:
         """
         target = self.programs.target
         with promotion_allowed():
-            prior = self._prior_part(theta)
+            prior = self.prior.log_density(target, theta)
             if not self.rows:
                 return prior
             rows = {name: jnp.asarray(column) for name, column in self.rows.items()}
             return prior + self.weight * jnp.sum(target.log_likelihood(theta, rows))
-
-    def _prior_part(self, theta: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
-        """The share of the log prior, or the Gaussian that a shard without one has in its place."""
-        if np.ndim(self.share) == 0:
-            return self.share * self.programs.target.log_prior(theta)
-        return -0.5 * jnp.sum(self.share * theta**2)
 
     def refuse_outside(self) -> None:
         """Refuse rows that the likelihood cannot have made, whatever θ is."""
@@ -259,7 +261,7 @@ class Subposterior:
             # Blocks are computed behind this loop: rows are only let go when it has caught up.
             for block, weights in self._blocks(lambda: jax.block_until_ready(total[0])):
                 total[0] = made.add(total[0], points, block, weights)
-            done = jax.block_until_ready(made.finish(total[0], points, self.share))
+            done = jax.block_until_ready(made.finish(total[0], points, self.prior))
         self.passes += 1
         self.report(int(self.passes))
         self.seconds += time.perf_counter() - start

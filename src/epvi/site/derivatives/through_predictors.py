@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.site.derivatives.linear_predictors import Predictors
+from epvi.site.derivatives.order import Order
 
 # φ is differentiated twice in as many arguments as this; p arguments have p(p + 1)/2 second derivatives.
 MOST_ARGUMENTS = 8
@@ -65,17 +66,17 @@ class Linked:
         p = self.found.num_arguments
         return [(a, b) for a in range(p) for b in range(a, p)]
 
-    def zero(self, order: str, num_points: int) -> Sums:
+    def zero(self, order: Order, num_points: int) -> Sums:
         """Sums over no rows."""
         cuts = zip(self.found.cuts, self.found.widths, strict=True)
         shapes: list[tuple[int, ...]] = [(cut.height,) for cut, width in cuts for _ in range(width)]
         shapes += [()] * len(self.found.coordinates)
         pairs = [shapes[a] + shapes[b] for a, b in self._pairs]
-        second = {"gradient": [], "diagonal": shapes}.get(order, pairs)
+        second = {Order.GRADIENT: [], Order.DIAGONAL: shapes}.get(order, pairs)
         value, *parts = (np.zeros((num_points, *shape)) for shape in ((), *shapes, *second))
         return Sums(value, tuple(parts[: len(shapes)]), tuple(parts[len(shapes) :]))
 
-    def sums(self, order: str, point: Any, block: Mapping[str, Any], weights: Any) -> Sums:
+    def sums(self, order: Order, point: Any, block: Mapping[str, Any], weights: Any) -> Sums:
         """Over a block, at one point θ."""
         matrices = [x.astype(self.dtype) for x in self.found.matrices(block)]
         etas = [x @ w.astype(self.dtype) for x, w in zip(matrices, self.exact.weights(point), strict=True)]
@@ -96,10 +97,10 @@ class Linked:
         columns += [None] * len(coordinates)
         slopes = [_weighted(weights, slope) for slope in first(zero).astype(self.dtype)]
         gradient = tuple(_product(x, None, slope) for x, slope in zip(columns, slopes, strict=True))
-        if order == "gradient":
+        if order is Order.GRADIENT:
             return Sums(value, gradient, ())
         second = _along(first, axes)(zero).astype(self.dtype)
-        if order == "diagonal":
+        if order is Order.DIAGONAL:
             bends = [_weighted(weights, second[a, a]) for a in range(p)]
             squares = [None if x is None else x**2 for x in columns]
             return Sums(value, gradient, tuple(_product(x, None, b) for x, b in zip(squares, bends, strict=True)))
@@ -107,20 +108,20 @@ class Linked:
         pieces = (_product(columns[a], columns[b], bend) for (a, b), bend in zip(self._pairs, bends, strict=True))
         return Sums(value, gradient, tuple(pieces))
 
-    def curve(self, order: str, sums: Sums, point: Any) -> tuple[Any, ...]:
+    def curve(self, order: Order, sums: Sums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and (a diagonal of) the Hessian in θ, from sums over all rows."""
         gradient = jnp.concatenate([jnp.ravel(piece) for piece in sums.first])
         d = len(point)
         if self.places is not None:
             along = jnp.zeros(d).at[self.places].add(gradient)
-            if order == "gradient":
+            if order is Order.GRADIENT:
                 return sums.value, along
-            if order == "diagonal":
+            if order is Order.DIAGONAL:
                 bends = jnp.concatenate([jnp.ravel(piece) for piece in sums.second])
                 return sums.value, along, jnp.zeros(d).at[self.places].add(bends)
             rows, columns = np.meshgrid(self.places, self.places, indexing="ij")
             return sums.value, along, jnp.zeros((d, d)).at[rows, columns].add(self._hessian(sums))
-        hessian = None if order == "gradient" else self._hessian(sums)
+        hessian = None if order is Order.GRADIENT else self._hessian(sums)
         return sums.value, *in_theta(self._coefficients, gradient, hessian, point)
 
     def _coefficients(self, theta: Any) -> Any:

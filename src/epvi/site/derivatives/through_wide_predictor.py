@@ -18,6 +18,7 @@ import numpy as np
 
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.linear_predictors import Predictors
+from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.separability import is_separate
 from epvi.site.derivatives.through_predictors import in_theta
 
@@ -61,15 +62,15 @@ class Wide:
     def _width(self) -> int:
         return self.found.widths[0]
 
-    def zero(self, order: str, num_points: int) -> WideSums:
+    def zero(self, order: Order, num_points: int) -> WideSums:
         """Sums over no rows."""
         v, c, s = self._height, self._width, len(self.found.coordinates)
         shapes = [(), (v, c), (s,), (v, v, c), (v, c, s), (s, s)]
-        if order == "gradient":
+        if order is Order.GRADIENT:
             shapes[3:] = [(0,)] * 3
         return WideSums(*(np.zeros((num_points, *shape)) for shape in shapes))
 
-    def sums(self, order: str, point: Any, block: Mapping[str, Any], weights: Any) -> WideSums:
+    def sums(self, order: Order, point: Any, block: Mapping[str, Any], weights: Any) -> WideSums:
         """Over a block, at one point θ."""
         (x,), (w,) = self.found.matrices(block), self.exact.weights(point)
         x, at, theta = x.astype(self.dtype), self.found.coordinates, point.astype(self.dtype)
@@ -83,7 +84,7 @@ class Wide:
         slopes = jax.value_and_grad(summed, argnums=(0, 1))
         value, (slope, slope_beside) = slopes(eta, beside)
         first = (x.T @ slope).astype(jnp.float64), slope_beside.astype(jnp.float64)
-        if order == "gradient":
+        if order is Order.GRADIENT:
             nothing = jnp.zeros(0, jnp.float64)
             return WideSums(value, *first, nothing, nothing, nothing)
 
@@ -98,10 +99,10 @@ class Wide:
         mixed = jnp.einsum("nv,snc->vcs", x, mixed)
         return WideSums(value, *first, *(part.astype(jnp.float64) for part in (curvature, mixed, bend_beside)))
 
-    def curve(self, order: str, sums: WideSums, point: Any) -> tuple[Any, ...]:
+    def curve(self, order: Order, sums: WideSums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and Hessian in θ, from sums over all rows."""
         gradient = jnp.concatenate([jnp.ravel(sums.weights.T), sums.beside])
-        hessian = None if order == "gradient" else self._hessian(sums)
+        hessian = None if order is Order.GRADIENT else self._hessian(sums)
         return sums.value, *in_theta(self._coefficients, gradient, hessian, point)
 
     def _coefficients(self, theta: Any) -> Any:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
 from epvi.site.fit.modes import Modes
 from epvi.site.rows.columns import Columns, constant_columns
@@ -19,7 +20,7 @@ _DIRECTIONS_TRIED = 16
 
 def flat_direction(
     space: Space, columns: Columns, modes: Modes, floor: float, value: Callable[[np.ndarray], np.ndarray]
-) -> str | None:
+) -> Status | None:
     """What to say when the heaviest mode does not fall off in some direction; None when it does in all."""
     curvature, axes, units = modes.form.smallest(modes.curvature[0], _DIRECTIONS_TRIED)
     least = floor + 1e-290
@@ -35,9 +36,10 @@ def flat_direction(
     name = space.coordinate(int(np.argmax(np.abs(steps[np.argmax(flat)]))))
     constant = constant_columns(columns)
     hint = f" (constant here: {', '.join(constant[:3])})" if constant else ""
-    return (
+    return Status(
+        StatusCode.FLAT_DIRECTION,
         f"flat direction: these rows and their share of the prior do not bound {name}{hint}. Take fewer shards,"
-        " give a proper prior, or leave out columns that others determine or that separate the labels."
+        " give a proper prior, or leave out columns that others determine or that separate the labels.",
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, taylors
 from epvi.site.derivatives.subposterior import Curve, Subposterior
@@ -216,13 +216,14 @@ class Fitting:
         made = expand(self.subposterior, centres, wholes, rng) if self._is_tall else []
         return made if made and all(around.is_alike for around in made) else None
 
-    def finished(self, components: Components, drawn: Drawn, flat: str | None) -> LocalFit:
+    def finished(self, components: Components, drawn: Drawn, flat: Status | None) -> LocalFit:
         """The mixture with its status."""
         elbo = drawn.elbo()
         if flat is not None:
-            status = Status(False, flat)
+            status = flat
         elif np.mean(~np.isfinite(drawn.f)) > _MOST_NON_FINITE:
-            status = Status(False, "non-finite: the log density is not finite around the fit: rescale the columns.")
+            text = "non-finite: the log density is not finite around the fit: rescale the columns."
+            status = Status(StatusCode.NON_FINITE, text)
         elif not components.converged:
             status = _stopped(components.history)
         else:
@@ -231,7 +232,8 @@ class Fitting:
             if unseen:
                 note += f" (these rows say nothing of {', '.join(unseen[:3])}{', ...' if len(unseen) > 3 else ''})"
             count = len(components.means)
-            status = Status(True, f"converged: {count} component{'s' if count > 1 else ''}{note}.")
+            text = f"converged: {count} component{'s' if count > 1 else ''}{note}."
+            status = Status(StatusCode.CONVERGED, text)
         mixture = components.mixture(self.structure, np.exp(drawn.log_weights))
         gap = drawn.log_evidence() - float(elbo.value)
         passes, seconds = int(self.subposterior.passes), self.subposterior.seconds
@@ -258,7 +260,7 @@ class Fitting:
         moved[: len(plain.means)] *= 0.1
         return plain.means[which] + moved, plain.covariances[which]
 
-    def _flat_direction(self, modes: Modes, near: Around | None = None) -> str | None:
+    def _flat_direction(self, modes: Modes, near: Around | None = None) -> Status | None:
         value = self._value if near is None else lambda theta: near.near(theta, _DRAWS_AT_ONCE).value
         return flat_direction(self._space, self.columns, modes, self.precision.floor, value)
 
@@ -281,16 +283,17 @@ def _stopped(history: tuple[float, ...]) -> Status:
     """What to say of a fit that ran out of sweeps (or, without any, of steps towards a mode)."""
     if len(history) < 2:
         return Status(
-            False,
+            StatusCode.NO_MODE,
             "stopped early: no climb reached a mode. Either the density has none (a scale that runs to zero in a shard"
             " with a small share of the prior: take fewer shards, or a non-centred model), or num_starts is too small.",
         )
     gain, text = history[-1] - history[-2], f"stopped early after {len(history)} sweeps"
     if history[-1] < max(history):
-        return Status(True, f"{text}, which went round in a circle: the best of them was taken.")
+        return Status(StatusCode.CYCLING, f"{text}, which went round in a circle: the best of them was taken.")
+    rising = f"{text}, the bound still rising by {gain:.2g} nats a sweep"
     if gain < _STILL_RISING:
-        return Status(True, f"{text}, the bound still rising by {gain:.2g} nats a sweep.")
-    return Status(False, f"{text}, the bound still rising by {gain:.2g} nats a sweep: raise max_sweeps.")
+        return Status(StatusCode.SLOWLY_RISING, f"{rising}.")
+    return Status(StatusCode.RISING, f"{rising}: raise max_sweeps.")
 
 
 def _asked_for(split: Drawn, plain: Drawn) -> bool:

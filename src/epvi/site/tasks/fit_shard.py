@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.errors import EpviError
-from epvi.ground.seeds import Seed, as_key
+from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.ground.verb import verb
 from epvi.ground.version import __version__
 from epvi.site.derivatives.passes import Programs, programs_of
@@ -24,9 +24,6 @@ from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fingerprint import hash_fixed, hash_rows, model_values
 from epvi.wire.shard_fit import Part, Provenance, ShardFit
-
-# All shards share the key of number 0 for their starts; shard m has number m for itself.
-_COMMON_KEY = 0
 
 ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
 
@@ -118,7 +115,7 @@ def fit_columns(
     subposterior = Subposterior.of(programs, columns, part.prior, plan.rows_per_block, report)
     subposterior.refuse_outside()
     key = jax.random.wrap_key_data(jnp.asarray(plan.key))
-    common, own = jax.random.fold_in(key, _COMMON_KEY), jax.random.fold_in(key, part.shard)
+    common, own = jax.random.fold_in(key, SeedStream.COMMON), jax.random.fold_in(key, part.shard)
     made = plan.inference.fit(subposterior.bounded(), columns, common=common, key=own)
     return ShardFit(
         mixture=made.mixture,

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import WHOLE
 from epvi.ground.errors import EpviError
+from epvi.ground.seeds import SeedStream
 from epvi.ground.verb import verb
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.derivatives.expansion_cache import ExpansionCache
@@ -38,8 +39,6 @@ _DRAWS_AT_ONCE = 64
 _POINTS_AT_ONCE = 4
 # Scores that are less certain than this, in nats, are computed from more rows. It bounds by how many sds a mean moves.
 _CERTAIN = 0.02
-# Parts of the rows are drawn with a key of their own.
-_PARTS_KEY = 2**31 + 2
 # The log density at a point where it cannot be computed.
 _IMPOSSIBLE = -1e100
 
@@ -66,9 +65,9 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
         raise EpviError(f"draws is a {type(draws).__name__}: pass what posterior.ask() or epvi.load gives.")
     model = as_model(model)
     index, num_shards = parse_shard(shard)
-    share = draws.share_of(index)
-    if num_shards != share.num_shards:
-        raise EpviError(f"shard is {shard!r}, but the draws are for {share.num_shards} shards: write 3/6 as it is.")
+    part = draws.share_of(index)
+    if num_shards != part.num_shards:
+        raise EpviError(f"shard is {shard!r}, but the draws are for {part.num_shards} shards: write 3/6 as it is.")
     table = read_rows(with_constants(rows, ONE_SITE), undeclared=Undeclared(fitted=draws.made_of.levels))
     programs = programs_of(model, table.columns)
     same_space(draws.space, programs.target.space)
@@ -78,7 +77,7 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
         provenance(model, programs, table), rows=hash_rows(table.columns, table.hash_key), study=draws.made_of.study
     )
     size = block_size(programs, table.columns, table.num_rows, _POINTS_AT_ONCE)
-    return answer_columns(programs, table.columns, draws, share, Asking(size, made_of, exact))
+    return answer_columns(programs, table.columns, draws, part, Asking(size, made_of, exact))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -96,17 +95,17 @@ class Asking:
     memory: ExpansionCache = dataclasses.field(default_factory=ExpansionCache)
 
 
-def answer_columns(programs: Programs, columns: Columns, draws: Draws, share: Part, asking: Asking) -> Scores:
+def answer_columns(programs: Programs, columns: Columns, draws: Draws, part: Part, asking: Asking) -> Scores:
     """Answer for checked columns with compiled programs."""
     start = time.perf_counter()
-    subposterior = Subposterior.of(programs, columns, share.prior, asking.rows_per_block)
+    subposterior = Subposterior.of(programs, columns, part.prior, asking.rows_per_block)
     if not asking.checked:
         subposterior.refuse_outside()
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        made = answer(subposterior, draws, share.shard, asking)
+        made = answer(subposterior, draws, part.shard, asking)
     return Scores(
         asked=draws.asked,
-        **{field.name: getattr(share, field.name) for field in dataclasses.fields(share)},
+        **{field.name: getattr(part, field.name) for field in dataclasses.fields(part)},
         num_rows=subposterior.num_rows,
         made_of=asking.made_of,
         echo=draws.theta[-1],
@@ -144,7 +143,7 @@ def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking:
     """The same from expansions about the centres; None where parts of the rows do not tell enough."""
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
-    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), _PARTS_KEY)
+    key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
     for size in sizes_of_parts(subposterior.num_rows):
         rng = generator(jax.random.fold_in(key, shard))
         near = expand(subposterior, places, wholes, rng, size)
@@ -169,9 +168,9 @@ def _variation(
     subposterior: Subposterior, point: np.ndarray, gradient: np.ndarray, rows: Subposterior, form: Packing
 ) -> Variation:
     """How the rows vary at a point: the share of the prior is taken from the gradient; some rows may stand for all."""
-    share = Subposterior(subposterior.programs, {}, subposterior.share)
+    prior = subposterior.without_its_rows().gradient(point[None]).gradient[0]
     products = rows.spread(point)
-    return Variation(gradient - share.gradient(point[None]).gradient[0], form.kept(products, WHOLE, len(point)))
+    return Variation(gradient - prior, form.kept(products, WHOLE, len(point)))
 
 
 def _expansion(

@@ -60,8 +60,8 @@ def stand_in(
         raise EpviError(
             f"shard {part.label} holds nothing without rows, because its share of the prior is flat: leave it out."
         )
-    share = Subposterior.without_rows(programs, part.prior)
-    made = _as_gaussian(share, part, jax.random.fold_in(key, index))
+    prior_alone = Subposterior.without_rows(programs, part.prior)
+    made = _as_gaussian(prior_alone, part, jax.random.fold_in(key, index))
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,
@@ -77,17 +77,17 @@ def stand_in(
     )
 
 
-def _as_gaussian(share: Subposterior, part: Part, key: jax.Array) -> LocalFit:
+def _as_gaussian(prior_alone: Subposterior, part: Part, key: jax.Array) -> LocalFit:
     """The prior's share as one Gaussian, or a refusal where it is not close to one."""
     try:
-        made = _INFERENCE.fit(share, {}, common=key, key=key)
+        made = _INFERENCE.fit(prior_alone, {}, common=key, key=key)
     except EpviError as error:
-        raise _refusal(part, f"it cannot be fitted: {str(error).rstrip('.')}") from error
+        raise _refusal(part, f"it cannot be fitted: {error.clause}") from error
     if not made.status.ok:
         raise _refusal(part, "it has no smooth peak, or is flat in some direction")
     if made.mixture.num_components > 1:
         raise _refusal(part, "it takes more than one")
-    away = _away_from_gaussian(share, made.mixture, generator(key))
+    away = _away_from_gaussian(prior_alone, made.mixture, generator(key))
     if not (away[0] < _CLOSE and away[1] < _CLOSE_WIDER):
         far = f"{max(away):.2g}" if max(away) < 100 else "more than 100"
         raise _refusal(part, f"its logarithm differs from a Gaussian's by {far} nats")
@@ -95,7 +95,7 @@ def _as_gaussian(share: Subposterior, part: Part, key: jax.Array) -> LocalFit:
 
 
 def _away_from_gaussian(
-    share: Subposterior, gaussian: GaussianMixture, rng: np.random.Generator
+    prior_alone: Subposterior, gaussian: GaussianMixture, rng: np.random.Generator
 ) -> tuple[float, float]:
     """The sd of log prior − log Gaussian, at the Gaussian's draws and at draws twice as wide."""
     root = np.linalg.cholesky(np.asarray(gaussian.covariance()))
@@ -104,7 +104,7 @@ def _away_from_gaussian(
     for width in (1.0, 2.0):
         theta = np.asarray(gaussian.mean()) + width * z @ root.T
         with np.errstate(invalid="ignore"):
-            found.append(float(np.std(share.value(theta, _AT_ONCE) + 0.5 * width**2 * np.sum(z**2, axis=1))))
+            found.append(float(np.std(prior_alone.value(theta, _AT_ONCE) + 0.5 * width**2 * np.sum(z**2, axis=1))))
     return found[0], found[1]
 
 
