@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib
 import io
 import re
 import subprocess
@@ -232,3 +233,22 @@ def test_importing_epvi_leaves_jax_alone():
         "import epvi; assert all(getattr(jax.config, name) == value for name, value in before.items())"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_architecture_page_names_modules_that_are_there():
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        journeys = importlib.import_module("journeys")
+    finally:
+        sys.path.pop(0)
+    listed = {stop.module for stop in (*journeys.FIT, *journeys.STUDY)}
+    assert not [module for module in listed if not (ROOT / "src/epvi" / f"{module}.py").exists()]
+    page = (ROOT / "docs/architecture.md").read_text()
+    named = re.findall(
+        r"`((?:cli|study|run|hub|site|models|engines|wire|parameters|gaussian|ground)/[\w/]*(?:\.py)?)`", page
+    )
+    assert named
+    assert not [path for path in named if not (ROOT / "src/epvi" / path).exists()]
+    there = {path.parent for path in (ROOT / "src/epvi").rglob("*.py")} - {ROOT / "src/epvi"}
+    inner = {str(folder.relative_to(ROOT / "src/epvi")) for folder in there} - {"cli/verbs", "cli/describe"}
+    assert not [folder for folder in inner if f"`{folder}/`" not in page]

@@ -196,6 +196,9 @@ def test_what_is_allowed_is_there():
         ("def f(*, x, y=0.1): ...\n", [1]),
         ("def f(\n    x=1,\n    # above\n    y=3,\n    z=4,  # beside\n    u=5,\n): ...\n", [6]),
         ("def f(x, y=None, *, z=2): ...\n", []),
+        ("# above\n@g\ndef f(x, y=3): ...\n", []),
+        ('def f(x, y=3):\n    """The default 3 is judgement."""\n', []),
+        ('def f(x, y=3):\n    """Does something."""\n', [1]),
         ("class C:\n    x: int = 3\n    # above\n    y: int = 4\n    z: int = field(default=5)\n    u: int\n", [2, 5]),
     ],
 )

@@ -132,13 +132,12 @@ def read_mixture(structure: str, arrays: Mapping[str, np.ndarray], d: int, prefi
     absent = [name for name in names if name not in arrays]
     if absent:
         raise Malformed(f"it has no array {absent[0]}")
-    log_weights, means, packed = (arrays[name] for name in names)
+    log_weights, means, flat = (arrays[name] for name in names)
     k = len(means) if means.ndim == 2 else 0
-    flat = packed.ndim == 2 and len(packed) == k
-    roots = packing.from_flat(packed, d, symmetric=False) if flat else None
+    roots = packing.from_flat(flat, d, symmetric=False) if flat.ndim == 2 and len(flat) == k else None
     if k == 0 or d == 0 or means.shape != (k, d) or log_weights.shape != (k,) or roots is None:
         raise Malformed(f"its {prefix}arrays do not have the shapes of a {structure} mixture in {d} dimensions")
-    if not np.all(np.isfinite(means)) or not np.all(np.isfinite(packed)) or np.any(np.abs(means) > 1e150):
+    if not np.all(np.isfinite(means)) or not np.all(np.isfinite(flat)) or np.any(np.abs(means) > 1e150):
         raise Malformed(f"its {prefix}means or roots are not finite")
     if np.any(np.isnan(log_weights)) or not abs(logsumexp(np.minimum(log_weights, 1.0))) < _WEIGHTS_SUM:
         raise Malformed(f"its {prefix}weights do not sum to 1")
