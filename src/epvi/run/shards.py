@@ -20,6 +20,8 @@ import numpy as np
 from epvi.engines.local import Pool, size_of, workers
 from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
+from epvi.ground.printable import shown
 from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
@@ -55,13 +57,19 @@ class Shards:
         left = [part for part in self.parts if part.shard not in self.done]
         fits = dict(self.done)
         self.bar.begin(Work.FIT.doing)
+        if self.done:
+            logger.info("%d of %d fits were in the work folder", len(self.done), len(self.parts))
 
         def keep(fit: ShardFit) -> None:
             fits[fit.shard] = fit
+            logger.info("%s", fit.account)
             if self.work is not None:
                 self.work.keep(fit)
 
-        failed = self._each(left, lambda part: (run_shard, self.job, part, self.rows[part.shard]), keep, fits)
+        def task(part: Part) -> tuple:
+            return run_shard, self.job, part, self.rows[part.shard]
+
+        failed = self._each(Work.FIT, left, task, keep, fits)
         if failed:
             raise explained(Work.FIT, failed, fits, {part.shard: part for part in left})
         self.done = fits
@@ -75,6 +83,7 @@ class Shards:
         def keep(answer: Scores | None) -> None:
             if answer is not None:
                 answers[answer.shard] = answer
+                logger.debug("%s", answer.account)
 
         def ask(part: Part, rows: MappedRows | HeldRows | None) -> tuple:
             return answer_shard, self.job, part, rows, draws, scoring
@@ -82,10 +91,10 @@ class Shards:
         mapped = all(isinstance(rows, MappedRows) for rows in self.rows.values())
         failed = {}
         if not mapped:
-            failed = self._each(self.parts, lambda part: ask(part, None), keep, answers)
+            failed = self._each(Work.SCORE, self.parts, lambda part: ask(part, None), keep, answers)
         left = [part for part in self.parts if part.shard not in answers]
         if left and not failed:
-            failed = self._each(left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
+            failed = self._each(Work.SCORE, left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
         if failed:
             raise explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
         return [answers[shard] for shard in sorted(answers)]
@@ -97,7 +106,7 @@ class Shards:
                 wait([self.executor.submit(forget, self.job.token) for _ in self.parts], timeout=1)
 
     def _each(
-        self, parts: list[Part], task: Callable[[Part], tuple], keep: Callable[[Any], None], results: dict
+        self, work: Work, parts: list[Part], task: Callable[[Part], tuple], keep: Callable[[Any], None], results: dict
     ) -> dict[int, Exception]:
         """Run a task for each part and keep what comes; gives the errors of those that failed.
 
@@ -123,6 +132,7 @@ class Shards:
                     elif not isinstance(error, BrokenExecutor) or deaths[part.shard] >= _MOST_DEATHS:
                         failed[part.shard] = error
                     else:
+                        _log_loss(work, part, error)
                         try:
                             begin(part)
                         except ExecutorClosedError:
@@ -147,6 +157,7 @@ def shards_of(
     m = split.num_shards
     parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
     done = _already(work, job.plan, columns, parts, split)
+    _log_places(split, executor)
     if isinstance(executor, Executor):
         needed = [part for part in parts if job.keeps or part.shard not in done]
         held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
@@ -169,6 +180,19 @@ def shards_of(
         bar.watch(passes)
         job = dataclasses.replace(job, passes=passes)
         yield Shards(pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work)
+
+
+def _log_places(split: Split, executor: Executor | int | None) -> None:
+    where = type(executor).__name__ if isinstance(executor, Executor) else f"{size_of(executor)} workers of epvi's own"
+    rows, least, most = int(np.sum(split.sizes)), int(np.min(split.sizes)), split.largest
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    logger.info("%s rows in %d shards of %s rows each, on %s", f"{rows:,}", split.num_shards, each, where)
+
+
+def _log_loss(work: Work, part: Part, error: Exception) -> None:
+    logger.warning(
+        "shard %s lost its worker while it was %s, and is run again: %s", shown(part.label), work.done, error
+    )
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:
