@@ -35,8 +35,9 @@ from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 
+# How often, in seconds, the progress bar is brought up to date while no shard ends. Judgement: as often as one looks.
 _POLL_SECONDS = 0.1
-# A shard that lost so many workers is not run again: it is probably what they die of.
+# A shard that lost so many workers is not run again: it is probably what they die of. Judgement: once may be chance.
 _MOST_DEATHS = 2
 
 
