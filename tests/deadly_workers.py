@@ -1,8 +1,9 @@
-"""A quick fit in worker processes, and shards that kill the worker that they run in."""
+"""A quick fit in worker processes, shards that kill the worker that they run in, and an executor that loses some."""
 
 import functools
 import os
 import signal
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 
 import numpy as np
 import numpyro
@@ -71,3 +72,20 @@ def make_deadly(monkeypatch, folder, when="before", times=1, fitting=True, scori
     for real, chosen in ((run_shard, fitting), (answer_shard, scoring)):
         if chosen:
             monkeypatch.setattr(shards, real.__name__, functools.partial(deadly, real, str(folder), when, times))
+
+
+class Losing(Executor):
+    """Runs tasks in threads, and loses the worker of one of them, as other people's executors do."""
+
+    def __init__(self, survives, losses=1):
+        self._threads, self._losses, self._survives = ThreadPoolExecutor(2), losses, survives
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = Future()
+        if self._losses > 0:
+            self._losses -= 1
+            future.set_exception(BrokenExecutor("a worker was terminated"))
+            return future
+        if not self._survives:
+            raise BrokenExecutor("a worker was terminated")
+        return self._threads.submit(fn, *args, **kwargs)

@@ -107,6 +107,19 @@ def test_the_products_page_prints_what_it_says():
     assert abs(effective(printed) / effective(block) - 1) < 0.2
 
 
+@pytest.mark.docs
+def test_the_workers_page_logs_what_it_says():
+    (block,) = code_blocks("docs/workers.md")
+    logged = subprocess.run([sys.executable, "-c", block], check=True, capture_output=True, text=True).stderr
+    lines = [line for line in logged.splitlines() if line.startswith("INFO:epvi:")]
+    page = (ROOT / "docs" / "workers.md").read_text()
+    expected = re.findall(r"^    (INFO:epvi:.*)$", page, flags=re.MULTILINE)
+    # Numbers differ from one machine to the next, and the order of shards.
+    words = [re.sub(r"[\d.,+-]+", "", line.split(" s;")[0]).split() for line in (*expected, *lines)]
+    assert len(lines) == len(expected)
+    assert all(a[:3] == b[:3] for a, b in zip(words[: len(expected)], words[len(expected) :], strict=True))
+
+
 def test_the_draws_page_names_every_method():
     page = (ROOT / "docs" / "draws.md").read_text()
     table = re.findall(r"^\| `(\w+)\(", page, flags=re.MULTILINE)
@@ -115,7 +128,7 @@ def test_the_draws_page_names_every_method():
 
 def public_methods():
     public = (getattr(epvi, name) for name in epvi.__all__)
-    return [one for one in public if isinstance(one, type) and issubclass(one, DrawsMethod)]
+    return [one for one in public if isinstance(one, type) and issubclass(one, DrawsMethod) and one is not DrawsMethod]
 
 
 @pytest.mark.docs

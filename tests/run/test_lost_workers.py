@@ -4,13 +4,12 @@ import contextlib
 import os
 import signal
 import threading
-from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import in_a_process
-from deadly_workers import QUICK, ROWS, fitted, line, make_deadly, same
+from deadly_workers import QUICK, ROWS, Losing, fitted, line, make_deadly, same
 
 import epvi
 from epvi.engines import local as pool
@@ -87,23 +86,6 @@ def test_workers_killed_at_any_moment_change_no_answer(undisturbed):
         thread.join()
     assert all(outcomes)
     assert same(fitted(), undisturbed)
-
-
-class Losing(Executor):
-    """Runs tasks in threads, and loses the worker of one of them, as other people's executors do."""
-
-    def __init__(self, survives, losses=1):
-        self._threads, self._losses, self._survives = ThreadPoolExecutor(2), losses, survives
-
-    def submit(self, fn, /, *args, **kwargs):
-        future = Future()
-        if self._losses > 0:
-            self._losses -= 1
-            future.set_exception(BrokenExecutor("a worker was terminated"))
-            return future
-        if not self._survives:
-            raise BrokenExecutor("a worker was terminated")
-        return self._threads.submit(fn, *args, **kwargs)
 
 
 @pytest.mark.parametrize("losses", [3, pytest.param(1, marks=pytest.mark.slow)])

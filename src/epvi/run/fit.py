@@ -5,6 +5,7 @@ the shards say how good it is.
 """
 
 import os
+import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -16,6 +17,8 @@ import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
+from epvi.ground.printable import shown
 from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.ground.verb import verb
 from epvi.hub.posterior.multiplied import multiplied
@@ -69,6 +72,7 @@ def fit(
     folder in which each shard's fit is kept as soon as it is finished: run again, only what is missing is done.
     `progress` shows a bar (on a terminal, unless said).
     """
+    start = time.perf_counter()
     model, inference, key = as_model(model), as_inference(inference), as_key(seed)
     if executor is not None and not isinstance(executor, Executor | int):
         raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
@@ -99,7 +103,14 @@ def fit(
             # The fits are not lost with it: epvi.combine multiplies them.
             raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
         bar.say("done")
+        _log_end(posterior, time.perf_counter() - start)
         return posterior
+
+
+def _log_end(posterior: Posterior, seconds: float) -> None:
+    if posterior.certificate is not None:
+        logger.info("verdict: %s", posterior.certificate.text)
+    logger.info("fitted %s in %.2f s", shown(posterior.stands_for), seconds)
 
 
 def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: ShardProgress) -> Posterior:
@@ -109,7 +120,9 @@ def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: Sh
         others = f" So it was with {len(bad) - 1} more." if len(bad) > 1 else ""
         raise ShardError(f"shard {bad[0].label} did not end well: {bad[0].status}{others}{kept_in(good)}", good)
     bar.say("multiplying")
-    return Posterior(*multiplied(fits, product, seed))
+    made = Posterior(*multiplied(fits, product, seed))
+    logger.info("multiplied %d fits: %s", len(fits), shown(made.status.text))
+    return made
 
 
 def _split(

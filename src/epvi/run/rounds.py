@@ -4,6 +4,7 @@ Takes a posterior and a function that asks all shards; gives the posterior with 
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import jax
 import numpy as np
 
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.ground.validation import at_least
 from epvi.hub.posterior.posterior import Posterior
@@ -23,9 +25,11 @@ from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import Draws
 
-# Unless said. Most posteriors take one or two; some that are far from Gaussian take ten.
+# Steps of refinement at most, unless said. Judgement: most posteriors take one or two, some that are far from Gaussian
+# take ten.
 _MOST_ROUNDS = 10
-# Weights of at least this efficiency correct what a step of this many nats would.
+# Weights of at least this efficiency (effective draws, as a part of what an exact posterior would have) correct what a
+# step of this many nats would. Judgement: 0.01 nats are about 0.14 sds of one parameter.
 _WELL, _LITTLE = 0.5, 0.01
 
 
@@ -70,6 +74,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
         return posterior
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
     posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
+    _log_round(posterior, certificate)
     first = posterior.with_certificate(certificate)
     for _ in range(rounds.refine):
         if answered.moments is None or (rounds.contented and certificate.verdict == Verdict.TRUST):
@@ -78,6 +83,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
         if posterior.step is None or posterior.step.before is None:
             break
         posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
+        _log_round(posterior, certificate)
     # Its last step, if it is still to be confirmed.
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
@@ -95,6 +101,18 @@ def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> t
     posterior = dataclasses.replace(posterior, traffic=traffic)
     answered = collect(posterior, scores)
     return posterior, answered, certificate_of(posterior, answered, one_table=True)
+
+
+def _log_round(posterior: Posterior, certificate: Certificate) -> None:
+    """What the shards said of the product, or of the step that was taken last, before it is confirmed or undone."""
+    step, elbo = posterior.step, certificate.elbo
+    bound = f"ELBO {float(elbo.value):,.3f} ± {float(elbo.standard_error):.3f}; {certificate.verdict}"
+    if step is None:
+        logger.info("round 0: the product of the fits, %s", bound)
+        return
+    before = math.nan if step.certificate is None else float(step.certificate.elbo.value)
+    gained = float(elbo.value) - before
+    logger.info("round %d: step size %.3g, %+.3g nats gained, %s", step.rounds, step.rate, gained, bound)
 
 
 def _better(refined: Posterior, first: Posterior) -> Posterior:

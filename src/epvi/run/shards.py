@@ -20,6 +20,8 @@ import numpy as np
 from epvi.engines.local import Pool, size_of, workers
 from epvi.ground.atomic import owner
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
+from epvi.ground.printable import shown
 from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
@@ -33,8 +35,9 @@ from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 
+# How often, in seconds, the progress bar is brought up to date while no shard ends. Judgement: as often as one looks.
 _POLL_SECONDS = 0.1
-# A shard that lost so many workers is not run again: it is probably what they die of.
+# A shard that lost so many workers is not run again: it is probably what they die of. Judgement: once may be chance.
 _MOST_DEATHS = 2
 
 
@@ -55,13 +58,19 @@ class RunningShards:
         left = [part for part in self.parts if part.shard not in self.done]
         fits = dict(self.done)
         self.bar.begin(Work.FIT.doing)
+        if self.done:
+            logger.info("%d of %d fits were in the work folder", len(self.done), len(self.parts))
 
         def keep(fit: ShardFit) -> None:
             fits[fit.shard] = fit
+            logger.info("%s", fit.account)
             if self.work is not None:
                 self.work.keep(fit)
 
-        failed = self._each(left, lambda part: (run_shard, self.job, part, self.rows[part.shard]), keep, fits)
+        def task(part: Part) -> tuple:
+            return run_shard, self.job, part, self.rows[part.shard]
+
+        failed = self._each(Work.FIT, left, task, keep, fits)
         if failed:
             raise explained(Work.FIT, failed, fits, {part.shard: part for part in left})
         self.done = fits
@@ -75,6 +84,7 @@ class RunningShards:
         def keep(answer: Scores | None) -> None:
             if answer is not None:
                 answers[answer.shard] = answer
+                logger.debug("%s", answer.account)
 
         def ask(part: Part, rows: MappedRows | HeldRows | None) -> tuple:
             return answer_shard, self.job, part, rows, draws, scoring
@@ -82,10 +92,10 @@ class RunningShards:
         mapped = all(isinstance(rows, MappedRows) for rows in self.rows.values())
         failed = {}
         if not mapped:
-            failed = self._each(self.parts, lambda part: ask(part, None), keep, answers)
+            failed = self._each(Work.SCORE, self.parts, lambda part: ask(part, None), keep, answers)
         left = [part for part in self.parts if part.shard not in answers]
         if left and not failed:
-            failed = self._each(left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
+            failed = self._each(Work.SCORE, left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
         if failed:
             raise explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
         return [answers[shard] for shard in sorted(answers)]
@@ -97,7 +107,7 @@ class RunningShards:
                 wait([self.executor.submit(forget, self.job.token) for _ in self.parts], timeout=1)
 
     def _each(
-        self, parts: list[Part], task: Callable[[Part], tuple], keep: Callable[[Any], None], results: dict
+        self, work: Work, parts: list[Part], task: Callable[[Part], tuple], keep: Callable[[Any], None], results: dict
     ) -> dict[int, Exception]:
         """Run a task for each part and keep what comes; gives the errors of those that failed.
 
@@ -123,6 +133,7 @@ class RunningShards:
                     elif not isinstance(error, BrokenExecutor) or deaths[part.shard] >= _MOST_DEATHS:
                         failed[part.shard] = error
                     else:
+                        _log_loss(work, part, error)
                         try:
                             begin(part)
                         except ExecutorClosedError:
@@ -147,6 +158,7 @@ def shards_of(
     m = split.num_shards
     parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
     done = _already(work, job.plan, columns, parts, split)
+    _log_places(split, executor)
     if isinstance(executor, Executor):
         needed = [part for part in parts if job.keeps or part.shard not in done]
         held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
@@ -169,6 +181,19 @@ def shards_of(
         bar.watch(passes)
         job = dataclasses.replace(job, passes=passes)
         yield RunningShards(pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work)
+
+
+def _log_places(split: Split, executor: Executor | int | None) -> None:
+    where = type(executor).__name__ if isinstance(executor, Executor) else f"{size_of(executor)} workers of epvi's own"
+    rows, least, most = int(np.sum(split.sizes)), int(np.min(split.sizes)), split.largest
+    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    logger.info("%s rows in %d shards of %s rows each, on %s", f"{rows:,}", split.num_shards, each, where)
+
+
+def _log_loss(work: Work, part: Part, error: Exception) -> None:
+    logger.warning(
+        "shard %s lost its worker while it was %s, and is run again: %s", shown(part.label), work.done, error
+    )
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:

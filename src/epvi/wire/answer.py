@@ -87,6 +87,12 @@ class Scores:
         return f"{shown(self.file)} ({shard})" if self.file else shard
 
     @property
+    def account(self) -> str:
+        """How it went, in a line for a log."""
+        went = f"{self.num_rows:,} rows, {self.passes} passes, {self.seconds:.2f} s"
+        return f"shard {shown(self.label)} scored {len(self.values):,} draws: {went}"
+
+    @property
     def num_numbers(self) -> int:
         """How many numbers travel."""
         return sum(array.size for array in _arrays(self).values())

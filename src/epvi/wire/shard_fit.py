@@ -119,6 +119,14 @@ class ShardFit:
         return f"{shown(self.file)} ({shard})" if self.file else shard
 
     @property
+    def account(self) -> str:
+        """How it went, in a line for a log."""
+        count = self.mixture.num_components
+        components = f"{count} component{'s' if count > 1 else ''}"
+        went = f"{self.num_rows:,} rows, {components}, {self.passes} passes, {self.seconds:.2f} s"
+        return f"shard {shown(self.label)}: {went}; {shown(self.status.text)}"
+
+    @property
     def is_stand_in(self) -> bool:
         """Whether it holds a share of the prior and no rows."""
         return self.num_rows == 0

@@ -6,6 +6,8 @@ parameters into one order, and multiplies the mixtures.
 
 from collections.abc import Iterable
 
+from epvi.ground.log import logger
+from epvi.ground.printable import shown
 from epvi.ground.seeds import Seed
 from epvi.ground.verb import verb
 from epvi.hub.posterior.multiplied import checked_and_multiplied
@@ -22,4 +24,6 @@ def combine(
 
     Fits that do not belong together are refused, and those that did not end well unless `accept_unconverged` is True.
     """
-    return Posterior(*checked_and_multiplied(fits, product, seed, accept_unconverged=accept_unconverged))
+    made = Posterior(*checked_and_multiplied(fits, product, seed, accept_unconverged=accept_unconverged))
+    logger.info("combined %s: %s", shown(made.stands_for), shown(made.status.text))
+    return made

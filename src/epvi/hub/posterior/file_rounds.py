@@ -25,10 +25,13 @@ from epvi.wire.request import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
 _PLAIN = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 _DRAWS = ("theta", "weights", "own")
 _ENDLESS = ("inf", "-inf", "nan")
+# Numbers of a file are below this, so that their squares are finite in float64.
 _MOST = 1e150
+# Rounds that a refinement can have had. Judgement: far beyond any real one.
 _MOST_ROUNDS = 10**6
+# How far sums of weights may be from 1, and effective draws above their number, by rounding. Judgement.
 _SUM = 1e-6
-# A verdict has each reason once; room for those of later versions.
+# Reasons of a verdict, which has each at most once. Judgement: room for those of later versions.
 _MOST_REASONS = 64
 
 

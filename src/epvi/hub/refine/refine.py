@@ -12,6 +12,7 @@ import numpy as np
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
 from epvi.ground.status import Status, StatusCode
 from epvi.ground.verb import verb
 from epvi.hub.product.result import ProductMixture
@@ -70,7 +71,10 @@ def refine(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bo
     nothing was left to improve, and it has its certificate.
     """
     answered = collect(posterior, scores)
-    return advance(posterior, answered, certificate_of(posterior, answered, accept_missing))
+    made = advance(posterior, answered, certificate_of(posterior, answered, accept_missing))
+    waits = made.step is not None and made.step.before is not None
+    logger.info("refinement: %s", "a step was taken, which is to be scored" if waits else "no further step is worth it")
+    return made
 
 
 def settle(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bool = False) -> Posterior:

@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
 from epvi.ground.status import Status
 from epvi.ground.verb import verb
 from epvi.hub.trust.approximation import Approximation
@@ -120,7 +121,9 @@ def certify(posterior: Approximation, scores: Iterable[Scores], *, accept_missin
     """
     if not isinstance(posterior, Approximation):
         raise EpviError(f"posterior is a {type(posterior).__name__}: pass what epvi.fit or epvi.combine gives.")
-    return certificate_of(posterior, collect(posterior, scores), accept_missing)
+    made = certificate_of(posterior, collect(posterior, scores), accept_missing)
+    logger.info("certified by %s draws: %s", f"{made.num_draws:,}", made.text)
+    return made
 
 
 def certificate_of(

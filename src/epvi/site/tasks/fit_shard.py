@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
 from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.ground.verb import verb
 from epvi.ground.version import __version__
@@ -61,7 +62,9 @@ def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed
         provenance(model, programs, table),
         table.hash_key,
     )
-    return fit_columns(programs, columns, part, plan)
+    made = fit_columns(programs, columns, part, plan)
+    logger.info("%s", made.account)
+    return made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

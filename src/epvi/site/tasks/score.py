@@ -18,6 +18,7 @@ from jaxtyping import Float
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import WHOLE
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.ground.verb import verb
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
@@ -77,7 +78,9 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
         provenance(model, programs, table), rows=hash_rows(table.columns, table.hash_key), study=draws.made_of.study
     )
     size = block_size(programs, table.columns, table.num_rows, _POINTS_AT_ONCE)
-    return answer_columns(programs, table.columns, draws, part, Asking(size, made_of, exact))
+    made = answer_columns(programs, table.columns, draws, part, Asking(size, made_of, exact))
+    logger.info("%s", made.account)
+    return made
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
