@@ -33,6 +33,7 @@ from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 
+# Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
 # A shard that lost so many workers is not run again: it is probably what they die of.
 _MOST_DEATHS = 2

@@ -23,11 +23,14 @@ from epvi.wire.envelope import Malformed
 from epvi.wire.record import Record, as_texts, printable
 from epvi.wire.supports import describe, support_of
 
-# Looking at one costs a few milliseconds of tracing, and tens of them when it is exchangeable.
+# Parameters that a file may describe, and those of them that may be exchangeable. Checking one traces its bijection,
+# which takes milliseconds, and tens of them when it is exchangeable: reading any file ends within seconds. Judgement.
 _MOST_PARAMETERS, _MOST_EXCHANGEABLE = 1000, 64
+# Characters of a support's JSON up to which the check of its shape is cached: 1000 entries are then at most 200 kB.
 _MOST_REMEMBERED = 200
 # Roots of precisions whose variances are between 1e-150 and 1e150, as everywhere in epvi.
 _LEAST_ROOT, _GREATEST_ROOT = 1e-75, 1e75
+# How far log Σ_k w_k may be from 0. Judgement: far above float64 rounding, far below any effect on the posterior.
 _WEIGHTS_SUM = 1e-6
 
 

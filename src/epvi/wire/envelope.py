@@ -25,13 +25,16 @@ FORMAT = 1
 KINDS = ("shard", "posterior", "stats", "draws", "scores", "moments")
 
 _FIELD = "epvi"
+# Stands in the place of the checksum while it is computed: SHA-256 has 64 hexadecimal digits.
 _UNSEALED = "0" * 64
 # Objects of a JSON header take more memory than its text: real headers have a bracket in about twenty characters, and
 # the shortest entry of a real table, `"x":["y"],`, has one in ten.
 _CHARACTERS_PER_BRACKET = 9
+# Axes of an array. Judgement: arrays of epvi have at most three.
 _MOST_DIMENSIONS = 8
+# Bytes of a file, which is read into memory whole. Judgement: 4 GiB are 5000 fits with full covariances in 450 dimensions.
 _MOST_BYTES = 2**32
-# As safetensors has it.
+# Bytes of the JSON header: the limit of the safetensors library.
 _MOST_HEADER = 100_000_000
 
 

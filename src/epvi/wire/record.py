@@ -15,6 +15,7 @@ from epvi.wire.envelope import Malformed
 
 T = TypeVar("T")
 
+# Characters of a text in a file. Judgement: room for a verdict with several sentences.
 MOST_TEXT = 2000
 
 

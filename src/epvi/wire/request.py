@@ -25,6 +25,8 @@ from epvi.wire.shard_fit import MOST_SHARDS, Part, Provenance, describe_provenan
 
 # Draws that sites are asked to score, unless said. Judgement: a mean is then known to 0.02 sds.
 NUM_DRAWS = 2048
+# The most that a file may ask a site for: draws to score, points (or Gaussians) to differentiate at, and base draws of
+# each Gaussian. Judgement: hundreds of times the usual requests, and still finite work for a site.
 MOST_DRAWS, MOST_CENTRES, MOST_BASE = 2**20, 256, 2**16
 
 

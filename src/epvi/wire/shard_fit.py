@@ -22,6 +22,7 @@ from epvi.wire.codec import describe_space, describe_status, mixture_arrays, rea
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
 
+# Shards that a file may claim its data were split into. Judgement: lists by shard stay within memory.
 MOST_SHARDS = 1_000_000
 
 

@@ -44,6 +44,7 @@ _BOUNDED = {
     "less_than_eq": ("upper_bound",),
     "open_interval": ("lower_bound", "upper_bound"),
 }
+# Levels of `independent` around a support, which are read recursively. Judgement: models have one or two.
 _MOST_NESTED = 4
 
 

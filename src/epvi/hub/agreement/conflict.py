@@ -28,6 +28,7 @@ _FALSE_ALARMS = 0.01
 # A change of signs explains a conflict when it leaves less than this part of the distance, and the rest is no conflict
 # or next to nothing beside what it was.
 _PART, _NOTHING = 0.25, 0.01
+# Shards that `print` lists, the farthest first. Judgement: with header and verdict they fit a terminal of 24 lines.
 _MOST_LINES = 20
 
 

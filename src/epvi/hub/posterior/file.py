@@ -20,6 +20,7 @@ from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, finite_or_none, number_or_nan
 from epvi.wire.shard_fit import describe_fit, read_fit
 
+# Shard fits that one file may hold, checked before any is read. Judgement.
 _MOST_FITS = 100_000
 # What a product may be told to sample or enumerate: an update would do it.
 _MOST_SAMPLES = 10**8

@@ -25,8 +25,12 @@ from epvi.wire.request import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
 _PLAIN = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 _DRAWS = ("theta", "weights", "own")
 _ENDLESS = ("inf", "-inf", "nan")
+# The largest absolute value of a finite number: its square is still finite in float64, which ends at 1.8e308.
 _MOST = 1e150
+# Refinement rounds that a file may claim. Judgement: a run takes ten unless told otherwise.
 _MOST_ROUNDS = 10**6
+# How far normalised weights may sum from 1, and the effective sample size exceed the number of draws (relative). The
+# rounding error of a sum of MOST_DRAWS float64 weights is at most 2**20 * 1.1e-16, about 1e-10.
 _SUM = 1e-6
 # A verdict has each reason once; room for those of later versions.
 _MOST_REASONS = 64

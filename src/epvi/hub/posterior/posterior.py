@@ -38,10 +38,15 @@ if TYPE_CHECKING:
     import pyarrow
     import xarray
 
-# Quantiles, and moments of constrained parameters, come from this many draws.
+# Draws behind quantiles and moments of constrained parameters. Judgement: a mean's Monte Carlo error is then 0.01 sds
+# for independent draws, and smaller for these quasi-Monte Carlo ones.
 _SUMMARY_DRAWS = 10_000
-# Nats that all fits together may be away from their subposteriors before the posterior says so.
+# The sum of the fits' KL divergences from their subposteriors, in nats, from which on `status` warns. Judgement: a
+# Gaussian whose mean is one sd off has a divergence of 0.5.
 _TOLERABLE_LOSS = 0.5
+# Draws that are exported unless said (a mean's Monte Carlo error is then 0.03 sds), and in how many chains: R-hat is
+# recommended with at least four (Vehtari et al. 2021).
+_EXPORTED_DRAWS, _CHAINS = 1000, 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,6 +179,7 @@ class Posterior:
 
     def summary(
         self,
+        # The median and a central interval of 90 %, by convention.
         quantiles: Sequence[float] = (0.05, 0.5, 0.95),
         *,
         of: Derive | None = None,
@@ -189,7 +195,7 @@ class Posterior:
             raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
         return summarise(self, quantiles, num_samples, seed, of)
 
-    def draws_frame(self, num_samples: int = 1000, *, seed: Seed = 0) -> "pyarrow.Table":
+    def draws_frame(self, num_samples: int = _EXPORTED_DRAWS, *, seed: Seed = 0) -> "pyarrow.Table":
         """The draws of `sample` as an Arrow table with a column per number, named as in the summary (`w[0]`).
 
         `.to_pandas()` makes it a pandas frame, `polars.from_arrow(table)` a Polars one. The schema's metadata holds
@@ -198,7 +204,13 @@ class Posterior:
         return export.draws_frame(self, num_samples, seed)
 
     def to_arviz(
-        self, num_samples: int = 1000, *, model: Any = None, rows: Any = None, num_chains: int = 4, seed: Seed = 0
+        self,
+        num_samples: int = _EXPORTED_DRAWS,
+        *,
+        model: Any = None,
+        rows: Any = None,
+        num_chains: int = _CHAINS,
+        seed: Seed = 0,
     ) -> "xarray.DataTree":
         """The draws of `sample` as ArviZ reads them; `.to_netcdf(path)` and `.to_zarr(path)` write them to disk.
 
