@@ -32,7 +32,7 @@ _UNSEALED = "0" * 64
 _CHARACTERS_PER_BRACKET = 9
 # Axes of an array. Judgement: arrays of epvi have at most three.
 _MOST_DIMENSIONS = 8
-# Bytes of a file, which is read into memory whole. Judgement: 4 GiB are 5000 fits with full covariances in 450 dimensions.
+# Bytes of a file, which is read into memory whole. Judgement: 5000 fits with full covariances in 450 dimensions.
 _MOST_BYTES = 2**32
 # Bytes of the JSON header: the limit of the safetensors library.
 _MOST_HEADER = 100_000_000
