@@ -1,1 +1,1 @@
-"""The whole job on one machine or executor: shards, rounds, progress, and work folders."""
+"""Run the whole algorithm on one machine or executor: shards, refinement rounds, progress bar, work folders."""

@@ -1,4 +1,4 @@
-"""Shards that could not be fitted or scored, in one sentence that names them, with the fits of the others."""
+"""Errors of shards that could not be fitted or scored; they keep the fits of the other shards."""
 
 import enum
 from concurrent.futures import BrokenExecutor
@@ -9,7 +9,7 @@ from epvi.wire.shard_fit import Part, ShardFit
 
 
 class Work(enum.Enum):
-    """What shards do, in the words of the progress bar and of messages."""
+    """What workers do with shards, with its wording in the progress bar and in messages."""
 
     FIT = "fitting shards", "fitted"
     SCORE = "scoring draws", "scored"
@@ -27,14 +27,14 @@ class ShardError(EpviError):
 
 
 def kept_in(fits: tuple[ShardFit, ...]) -> str:
-    """Where the fits of the other shards are."""
+    """The sentence of a message that says where the fits of the other shards are."""
     return f" The other {len(fits)} fits are in the error's `fits`." if fits else ""
 
 
 def explained(
     work: Work, failed: dict[int, Exception], fits: dict[int, ShardFit], parts: dict[int, Part]
 ) -> ShardError:
-    """One sentence that names the shard, and the fits of the others."""
+    """The error for the failed shards: it names the first one, and has the fits of the others."""
     kept = tuple(fits[shard] for shard in sorted(fits))
     first = min(failed)
     error = failed[first]

@@ -1,7 +1,7 @@
-"""The whole job on an executor: the paper's Algorithm 1.
+"""Run the whole algorithm (the paper's Algorithm 1) on an executor.
 
-Takes a model and all rows; splits them, fits every shard apart, combines the fits into the posterior, and has
-the shards say how good it is.
+Takes a model and all rows; splits them, fits every shard independently, combines the fits into the posterior, and
+checks it by importance sampling with the log densities of all shards.
 """
 
 import os
@@ -63,14 +63,15 @@ def fit(
     """The posterior of all rows, from `shards` parts that are fitted independently of each other.
 
     `rows` is a mapping of columns with one entry per row in each, a data frame, a path or glob, or `Rows`. They are
-    dealt out at random, unless `shuffle=False` (then shards are runs of rows in their order) or `by` names a column
-    with one value per shard. `inference` fits a shard (`NVI()`), `product` multiplies the fits (as in
-    `multiply`). With `certify` all shards then score draws of the product, which says whether it can be trusted
-    (`posterior.certificate`); `refine` is how many rounds may improve it: unless said, as many as it takes until it can
-    be trusted, or little is left to gain. `executor` is any `concurrent.futures.Executor`, or a number of processes of
-    epvi's own pool (all cores unless said). The same seed gives the same answer for any number of workers. `work` is a
-    folder in which each shard's fit is kept as soon as it is finished: run again, only what is missing is done.
-    `progress` shows a bar (on a terminal, unless said).
+    assigned to shards at random, unless `shuffle=False` (then shards are contiguous blocks of rows) or `by` names a
+    column with one value per shard. `inference` is the method that fits a shard (`NVI()`), `product` the one that
+    multiplies the fits (as in `multiply`). With `certify` all shards then evaluate their log density at draws of the
+    product; the importance weights show whether it can be trusted (`posterior.certificate`). `refine` is the largest
+    number of rounds that improve it; by default up to ten, until it can be trusted or further steps gain little.
+    `executor` is any `concurrent.futures.Executor`, or a number of processes of epvi's own pool (by default one per
+    core). The same seed gives the same result for any number of workers. `work` is a folder to which each shard's fit
+    is written as soon as it is finished: an interrupted run that is started again fits only the missing shards.
+    `progress` shows a progress bar (by default only on a terminal).
     """
     start = time.perf_counter()
     model, inference, key = as_model(model), as_inference(inference), as_key(seed)
@@ -79,7 +80,7 @@ def fit(
     rounds = Rounds.of(certify, refine)
     table, split = _split(model, rows, shards, by, shuffle, key)
     if not isinstance(executor, Executor):
-        # They start while the model is looked at.
+        # The workers start while the model is checked and traced here.
         workers_of(executor)
     sent = _as_bytes(model)
     model = model_of(sent)
@@ -100,7 +101,7 @@ def fit(
         except ShardError:
             raise
         except EpviError as error:
-            # The fits are not lost with it: epvi.combine multiplies them.
+            # The error keeps the fits, so that epvi.combine can still multiply them.
             raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
         bar.say("done")
         _log_end(posterior, time.perf_counter() - start)
@@ -128,7 +129,7 @@ def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: Sh
 def _split(
     model: Model, rows: Any, shards: int | None, by: str | None, shuffle: bool, key: jax.Array
 ) -> tuple[Table, Split]:
-    """Checked columns for the model, and which rows go where."""
+    """The checked columns of the model, and the split of their rows into shards."""
     if by is not None and not isinstance(by, str):
         raise EpviError(f"by is {by!r}: pass the name of one column.")
     if (by is None) == (shards is None):

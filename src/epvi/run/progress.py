@@ -1,4 +1,4 @@
-"""Progress on the terminal: how many shards are done, and how far the others are."""
+"""A progress bar on the terminal: how many shards are done, and how many passes the others have made."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class ShardProgress:
-    """A bar over shards on stderr; silent when `show` is False, and without a terminal when it is None."""
+    """A progress bar over shards on stderr; with `show=None` only if stderr is a terminal."""
 
     def __init__(self, num_shards: int, show: bool | None) -> None:
         self._show = sys.stderr.isatty() if show is None else show
@@ -16,7 +16,7 @@ class ShardProgress:
         self._counts: np.ndarray | None = None
 
     def watch(self, passes: Path) -> None:
-        """Show the passes over the rows that workers count in this file."""
+        """Also show the passes over the rows, which workers count in this memory-mapped file."""
         self._counts = np.load(passes, mmap_mode="r")
 
     def __enter__(self) -> "ShardProgress":
@@ -38,12 +38,12 @@ class ShardProgress:
         return self
 
     def begin(self, what: str) -> None:
-        """Begin to count shards again, for another thing that they do."""
+        """Restart the bar for another kind of work on all shards."""
         if self._show:
             self._bar.reset(self._task, description=what, completed=0, doing="")
 
     def update(self, done: set[int]) -> None:
-        """Say which shards (counted from 1) are done."""
+        """Set which shards (numbered from 1) are done."""
         if not self._show:
             return
         doing = ""
@@ -55,7 +55,7 @@ class ShardProgress:
         self._bar.update(self._task, completed=len(done), doing=doing)
 
     def say(self, what: str) -> None:
-        """Name what goes on after the shards."""
+        """Set the description of the bar."""
         if self._show:
             self._bar.update(self._task, description=what, doing="")
 

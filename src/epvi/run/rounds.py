@@ -1,4 +1,4 @@
-"""The rounds after the first, when all shards can be asked: a certificate, and steps that are each confirmed or undone.
+"""Certify and refine a posterior when all shards can be asked: rounds of scoring, each with a natural-gradient step.
 
 Takes a posterior and a function that asks all shards; gives the posterior with its certificate.
 """
@@ -25,27 +25,32 @@ from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import Draws
 
-# Steps of refinement at most, unless said. Judgement: most posteriors take one or two, some that are far from Gaussian
-# take ten.
+# Refinement rounds unless said. Judgement: most posteriors need one or two, some that are far from Gaussian need ten.
 _MOST_ROUNDS = 10
-# Weights of at least this efficiency (effective draws, as a part of what an exact posterior would have) correct what a
-# step of this many nats would. Judgement: 0.01 nats are about 0.14 sds of one parameter.
+# Where importance weights of at least this efficiency correct the posterior, steps of a smaller KL divergence than this
+# (in nats) are not worth a round. Judgement: 0.01 nats are a mean that moves by 0.14 sds, which the weights correct.
 _WELL, _LITTLE = 0.5, 0.01
 
 
 @dataclasses.dataclass(frozen=True)
 class Rounds:
-    """Whether and how the posterior is certified, and how many steps may refine it."""
+    """How a posterior is certified and refined.
+
+    Attributes:
+        certify: whether the result has a certificate.
+        refine: the largest number of refinement steps.
+        scoring: how shards score draws.
+        contented: whether refinement ends as soon as the verdict is "trust".
+    """
 
     certify: bool
     refine: int
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
-    # Whether a posterior that can be trusted as it is needs no more steps.
     contented: bool = False
 
     @classmethod
     def of(cls, certify: Any, refine: Any) -> "Rounds":
-        """Of what a user says; without a word, as many steps as it takes until the posterior can be trusted."""
+        """From the arguments of `epvi.fit`; with `refine=None`, refine until the posterior can be trusted."""
         if not isinstance(certify, bool | Scoring):
             raise EpviError(f"certify is {certify!r}: pass True, False, or epvi.Scoring(...).")
         usual = 0 if certify is False else _MOST_ROUNDS
@@ -54,22 +59,22 @@ class Rounds:
         return cls(certify is not False, rounds, scoring, contented=refine is None)
 
     def worth(self, certificate: Certificate) -> float:
-        """How far a step must lead, in nats, to be worth a round: weights that correct well leave little to do."""
+        """The least KL divergence of a step, in nats, to be worth a round; larger where the weights correct well."""
         corrected = certificate.verdict == Verdict.CORRECTED and certificate.efficiency > _WELL
         return _LITTLE if self.contented and corrected else WORTH
 
     @property
     def any(self) -> bool:
-        """Whether shards are asked at all."""
+        """Whether shards score draws at all."""
         return self.certify or self.refine > 0
 
 
-# Asks all shards.
+# A function that sends a request to all shards and returns their scores.
 Ask = Callable[[Draws, Scoring], list[Scores]]
 
 
 def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -> Posterior:
-    """Certify, and refine while that helps; what comes back is never worse than the posterior was."""
+    """Certify the posterior, and refine it while the ELBO rises: it never ends lower than it began, within noise."""
     if not rounds.any:
         return posterior
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
@@ -84,7 +89,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
             break
         posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
         _log_round(posterior, certificate)
-    # Its last step, if it is still to be confirmed.
+    # Without a certificate its last step is not confirmed yet.
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
     best = finished(best) if rounds.contented else best
@@ -92,7 +97,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
 
 
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:
-    """Ask all shards; what travelled is counted."""
+    """Have all shards score draws, and add the numbers exchanged to `traffic`."""
     draws = posterior.ask(rounds.scoring.num_draws, moments=rounds.refine > 0, seed=seed)
     scores = ask(draws, rounds.scoring)
     gaussians = sum(array.size for array in mixture_arrays(draws.gaussians).values())
@@ -116,7 +121,7 @@ def _log_round(posterior: Posterior, certificate: Certificate) -> None:
 
 
 def _better(refined: Posterior, first: Posterior) -> Posterior:
-    """The refined posterior, unless the product of mixtures was nearer to what all rows say."""
+    """The refined posterior, unless the ELBO of the product of mixtures was higher by more than two standard errors."""
     a, b = refined.certificate, first.certificate
     assert a is not None
     assert b is not None

@@ -1,6 +1,6 @@
-"""Rows in files, in the order of shards, for workers to map: written once, read by all, held by none.
+"""Memory-mapped files of rows, sorted by shard, through which workers read their rows without copies.
 
-Takes columns and a split; writes one file of plain numbers per column. A worker maps its shard's part of each.
+Takes columns and a split; writes one raw binary file per column. A worker maps its shard's part of each.
 """
 
 import contextlib
@@ -18,13 +18,20 @@ from epvi.ground.errors import EpviError
 from epvi.site.rows.columns import Columns, map_rows
 from epvi.site.rows.split import Split
 
-# Bytes that are gathered and written at a time.
+# Bytes of rows that are gathered and written at a time. Judgement: they stay in the cache of a core.
 _PIECE = 2**19
 
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """One column's file: the type of its numbers and the shape of a row's entry."""
+    """One column's file.
+
+    Attributes:
+        name: name of the column.
+        file: name of the file in the folder.
+        dtype: NumPy type of its numbers.
+        entry: shape of one row's entry.
+    """
 
     name: str
     file: str
@@ -39,7 +46,14 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class MappedRows:
-    """A run of rows in a folder of columns."""
+    """A contiguous part of the rows in a folder of column files.
+
+    Attributes:
+        folder: the folder.
+        listed: the columns in it.
+        num_rows: number of rows in every file.
+        part: the rows of this shard.
+    """
 
     folder: Path
     listed: tuple[Column, ...]
@@ -47,7 +61,7 @@ class MappedRows:
     part: slice
 
     def columns(self) -> Columns:
-        """The rows, mapped from their files."""
+        """The rows as memory-mapped arrays."""
         made = {}
         for column in self.listed:
             shape = (self.num_rows, *column.entry)
@@ -57,7 +71,7 @@ class MappedRows:
 
 @contextlib.contextmanager
 def reported(folder: Path | str) -> Iterator[None]:
-    """One sentence when a folder cannot take the rows."""
+    """Turn an `OSError`, such as a full disk, into an error with a remedy."""
     try:
         yield
     except OSError as error:
@@ -68,7 +82,7 @@ def reported(folder: Path | str) -> Iterator[None]:
 
 
 def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -> list[MappedRows]:
-    """Write all columns, a shard's rows after another's; gives each shard's."""
+    """Write all columns with their rows sorted by shard; gives the rows of each shard."""
     bounds = np.concatenate([[0], np.cumsum(split.sizes)]).tolist()
     num_rows = bounds[-1]
     listed = tuple(
@@ -77,7 +91,7 @@ def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -
     )
     with reported(folder.parent):
         for column in listed:
-            # Never empty, which cannot be mapped.
+            # At least one byte: an empty file cannot be mapped.
             with open(folder / column.file, "wb") as file:
                 file.truncate(max(num_rows * column.width, 1))
         with ThreadPoolExecutor(num_threads) as threads:
@@ -90,7 +104,7 @@ def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -
                 for job in jobs:
                     job.result()
             finally:
-                # When one failed, or the user interrupts, what has not begun is left.
+                # After an error or an interrupt, jobs that have not begun are cancelled.
                 threads.shutdown(cancel_futures=True)
     return [MappedRows(folder, listed, num_rows, slice(a, b)) for a, b in itertools.pairwise(bounds)]
 
@@ -105,13 +119,14 @@ def _write(path: Path, column: np.ndarray, rows: slice | np.ndarray, offset: int
 
 
 def _pieces(column: np.ndarray, rows: slice | np.ndarray) -> Iterator[np.ndarray]:
-    """A shard's rows, a few at a time."""
+    """A shard's rows of one column, in pieces of about `_PIECE` bytes."""
     size = max(_PIECE // max(column.strides[0], column[:1].nbytes, 1), 1)
     if isinstance(rows, slice):
         for start in range(rows.start, rows.stop, size):
             yield np.ascontiguousarray(column[start : min(start + size, rows.stop)])
         return
-    # One place for all pieces, which stays in the cache; clipping spares NumPy a copy, and every number is in range.
+    # One buffer for all pieces, which stays in the cache. With mode="clip" NumPy writes to it directly, without a copy;
+    # nothing is clipped, since all indices are in range.
     place = np.empty((min(size, len(rows)), *column.shape[1:]), column.dtype)
     for start in range(0, len(rows), size):
         chosen = rows[start : start + size]

@@ -1,4 +1,4 @@
-"""How shards score a posterior's draws, as a user chooses it and as workers are told."""
+"""Settings for scoring a posterior's draws."""
 
 import dataclasses
 
@@ -6,15 +6,16 @@ from epvi.ground.errors import EpviError
 from epvi.ground.validation import check_settings
 from epvi.wire.request import NUM_DRAWS
 
-# Fewer draws say too little of a posterior for any verdict: k̂ is then that of a dozen weights. Judgement.
+# The least number of draws for a verdict. Judgement: k̂ is then estimated from only 13 weights.
 _LEAST_DRAWS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Scoring:
-    """How a posterior is certified: by so many draws, which shards score.
+    """How shards score draws: at how many draws, and whether from all rows.
 
-    A tall shard's scores come from an expansion and some of its rows, with standard errors, unless they are `exact`.
+    A shard with many rows estimates its log density from a Taylor expansion and a subset of its rows, with standard
+    errors, unless `exact` is True.
     """
 
     num_draws: int = NUM_DRAWS

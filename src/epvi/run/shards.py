@@ -1,7 +1,7 @@
-"""The shards of one call, wherever an executor runs them: fitted once, and asked again as often as needed.
+"""Run the tasks of all shards on an executor: fit each once, then have them score draws as often as needed.
 
-Takes a job, rows and their split, and an executor; gives fits and answers. epvi's own workers map the rows from files;
-others are sent them, and keep them for the next question.
+Takes a job, rows with their split, and an executor; gives fits and scores. epvi's own workers read the rows from
+memory-mapped files; other executors get them with the first task, and their workers keep them for the next ones.
 """
 
 import contextlib
@@ -35,15 +35,25 @@ from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 
-# How often, in seconds, the progress bar is brought up to date while no shard ends. Judgement: as often as one looks.
+# Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
-# A shard that lost so many workers is not run again: it is probably what they die of. Judgement: once may be chance.
+# Worker processes that a shard may lose before it fails: after the second one, the shard itself is probably the cause.
 _MOST_DEATHS = 2
 
 
 @dataclasses.dataclass(eq=False)
 class RunningShards:
-    """All shards of one call, while it lasts."""
+    """All shards of one call.
+
+    Attributes:
+        executor: runs the tasks.
+        job: what all tasks share.
+        parts: the shards.
+        rows: rows by shard, memory-mapped or in memory.
+        done: finished fits by shard.
+        bar: the progress bar.
+        work: where finished fits are written, if anywhere.
+    """
 
     executor: Executor
     job: Job
@@ -54,7 +64,7 @@ class RunningShards:
     work: WorkFolder | None
 
     def fit(self) -> list[ShardFit]:
-        """Fit all shards but those that are done already; when some fail, the others still finish."""
+        """Fit all shards that are not done; when some fail, the others are finished before the error is raised."""
         left = [part for part in self.parts if part.shard not in self.done]
         fits = dict(self.done)
         self.bar.begin(Work.FIT.doing)
@@ -77,7 +87,7 @@ class RunningShards:
         return [fits[shard] for shard in sorted(fits)]
 
     def answer(self, draws: Draws, scoring: Scoring) -> list[Scores]:
-        """Every shard's answer; of those that no worker has kept the rows are sent again."""
+        """The scores of every shard; rows are sent again where no worker has kept them."""
         answers: dict[int, Scores] = {}
         self.bar.begin(Work.SCORE.doing)
 
@@ -101,7 +111,7 @@ class RunningShards:
         return [answers[shard] for shard in sorted(answers)]
 
     def forget(self) -> None:
-        """Let workers that were sent rows give them up, as far as they can be reached."""
+        """Have workers free the rows that they were sent (best effort)."""
         if any(isinstance(rows, HeldRows) for rows in self.rows.values()):
             with contextlib.suppress(Exception):
                 wait([self.executor.submit(forget, self.job.token) for _ in self.parts], timeout=1)
@@ -109,9 +119,9 @@ class RunningShards:
     def _each(
         self, work: Work, parts: list[Part], task: Callable[[Part], tuple], keep: Callable[[Any], None], results: dict
     ) -> dict[int, Exception]:
-        """Run a task for each part and keep what comes; gives the errors of those that failed.
+        """Run a task for each part and pass its result to `keep`; gives the errors by shard.
 
-        A part whose worker died is run again on another, which gives the same.
+        A task whose worker process died is retried on another worker, with the same result.
         """
         pending: dict[Future, Part] = {}
         failed: dict[int, Exception] = {}
@@ -137,7 +147,7 @@ class RunningShards:
                         try:
                             begin(part)
                         except ExecutorClosedError:
-                            # It did not survive the loss of its worker.
+                            # The executor is broken by the loss of its worker: no retry is possible.
                             failed[part.shard] = error
                 self.bar.update(set(results) | set(failed))
         finally:
@@ -154,7 +164,7 @@ def shards_of(
     bar: ShardProgress,
     work: WorkFolder | None,
 ) -> Iterator[RunningShards]:
-    """The shards with their rows where the executor's workers find them, for as long as they are needed."""
+    """A context with the shards, whose rows are available to the executor's workers while it lasts."""
     m = split.num_shards
     parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
     done = _already(work, job.plan, columns, parts, split)
@@ -226,7 +236,7 @@ def _folder(work: WorkFolder | None) -> Iterator[Path]:
 
 
 class ExecutorClosedError(EpviError):
-    """The executor takes no work."""
+    """The executor accepts no tasks."""
 
 
 def _submit(executor: Executor, function: Callable, *arguments: Any) -> Future:
@@ -238,7 +248,7 @@ def _submit(executor: Executor, function: Callable, *arguments: Any) -> Future:
 
 
 def _error_of(future: Future) -> Exception | None:
-    """What a finished task ended with; what is no error, such as an interrupt, is raised at once."""
+    """The error of a finished task, or None; a `KeyboardInterrupt` or the like is raised at once."""
     try:
         error = future.exception()
     except CancelledError:
@@ -249,7 +259,7 @@ def _error_of(future: Future) -> Exception | None:
 
 
 def _abandon(executor: Executor, futures: list[Future]) -> None:
-    """Leave what is not finished: this call's work only."""
+    """Cancel the unfinished tasks of this call, and no others."""
     if isinstance(executor, Pool):
         executor.abandon(futures)
     for future in futures:
@@ -257,5 +267,5 @@ def _abandon(executor: Executor, futures: list[Future]) -> None:
 
 
 def workers_of(number: int | None) -> Pool:
-    """epvi's own workers, so many or one per core; they import what a shard's work needs while they wait."""
+    """epvi's own worker processes, `number` of them or one per core; they import their modules while idle."""
     return workers(number, preloaded="epvi.run.worker")

@@ -1,7 +1,7 @@
-"""A folder in which a run keeps what it has done, so that a run that was stopped goes on where it was.
+"""A folder of finished shard fits, from which an interrupted run is resumed.
 
-Takes the parts of a run; gives the fits that are already there, and writes each new one when it is finished. A fit is
-only taken over when it was made of the same model, rows, settings and seed.
+Takes the shards of a run; gives the fits that are in the folder, and writes each new one when it is finished. A fit is
+used again only if its model, rows, settings and seed are those of the run; otherwise the run is refused.
 """
 
 import contextlib
@@ -22,9 +22,11 @@ from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.envelope import UnusableFileError
 from epvi.wire.shard_fit import Part, Provenance, ShardFit, describe_provenance
 
-# How near two machines' values of one model are, of rows in float32.
+# Relative and absolute difference up to which values of a model, computed on two machines, are the same: about a
+# hundred times the rounding of float32, in which rows may be. Judgement.
 _SAME = 1e-5
-# What to say, in the order of what explains what: a seed shuffles the rows, columns change the model's values.
+# What differs, in words. Causes come before effects, since the first difference is named: another seed shuffles the
+# rows, other columns change the values of the model.
 _SAID = {
     "key": "another seed",
     "inference": "other settings",
@@ -37,23 +39,23 @@ _SAID = {
     "row_values": "another model",
     "rows": "other rows",
 }
-# What two machines compute may differ in its last digits.
+# Entries that are computed: they may differ by rounding between machines.
 _COMPUTED = ("prior_values", "row_values")
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkFolder:
-    """Where a run's fits are written."""
+    """The folder to which a run writes its fits."""
 
     path: Path
 
     def file(self, part: Part) -> Path:
-        """Where a part's fit is."""
+        """The file of a shard's fit."""
         width = len(str(part.num_shards))
         return self.path / f"shard-{part.shard:0{width}d}-of-{part.num_shards}.epvi"
 
     def fit_of(self, part: Part, plan: FitPlan, columns: Callable[[], Columns]) -> ShardFit | None:
-        """The part's fit if it is there; refused when it is that of another run, or of other rows than `columns()`."""
+        """The shard's fit if its file exists; refused if it is from another run, or of other rows than `columns()`."""
         file = self.file(part)
         if not file.exists():
             return None
@@ -74,7 +76,7 @@ class WorkFolder:
         fit.save(self.file(Part(fit.shard, fit.num_shards, fit.label, fit.prior)))
 
     def tidy(self) -> None:
-        """Make the folder, and remove what runs that were killed have left in it: rows, and halves of files."""
+        """Create the folder, and remove what killed runs have left in it: rows, and unfinished files."""
         with _reported(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             if not remove_dead(self.path, ".rows-"):
@@ -83,7 +85,7 @@ class WorkFolder:
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder for the rows while the run lasts."""
+        """A context with a temporary folder for the rows."""
         with _reported(self.path):
             folder = Path(tempfile.mkdtemp(prefix=f".rows-{owner()}-", dir=self.path))
         try:
@@ -96,13 +98,13 @@ _REMEDY = "choose another folder, or empty this one."
 
 
 def _other(found: Provenance, expected: Provenance) -> str | None:
-    """The first thing in which a fit was made of something else; the version of epvi does not matter."""
+    """The first entry of `_SAID` in which two provenances differ, or None; the version of epvi does not matter."""
     a, b = describe_provenance(found), describe_provenance(expected)
     return next((name for name in _SAID if not _same(a[name], b[name], near=name in _COMPUTED)), None)
 
 
 def _same(a: Any, b: Any, near: bool) -> bool:
-    """Whether two entries agree: lists are tuples, and numbers may be `near` each other."""
+    """Whether two entries are equal; lists equal tuples, and with `near` numbers may differ by rounding."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(_same(a[name], b[name], near) for name in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -113,7 +115,7 @@ def _same(a: Any, b: Any, near: bool) -> bool:
 
 
 def remove_dead(folder: Path, prefix: str) -> bool:
-    """Remove what runs that were killed have left of their rows, and say whether there are rows of others."""
+    """Remove the temporary folders of killed runs; gives whether any of running ones remain."""
     found = [path for path in folder.glob(f"{prefix}*") if path.is_dir()]
     dead = [path for path in found if is_abandoned(path, path.name.removeprefix(prefix).rpartition("-")[0])]
     for path in dead:

@@ -1,7 +1,7 @@
-"""One shard's work as an executor runs it, in whatever process that is.
+"""The tasks of one shard, as an executor runs them in any process: fit it, or score draws.
 
-Takes a job and a part of it, made of plain data: the model as bytes, the settings, and rows either in memory or in
-memory-mapped files. What was compiled for a model is kept for the process's next shards.
+Takes a job and a shard of it as picklable data: the model as bytes, the settings, and rows in memory or in
+memory-mapped files. Compiled functions of a model are cached for the next shards of the process.
 """
 
 import contextlib
@@ -31,20 +31,26 @@ from epvi.wire.shard_fit import Part, ShardFit
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Job:
-    """What all shards of one call share."""
+    """What the tasks of all shards of one call share.
+
+    Attributes:
+        model: the model, pickled by cloudpickle.
+        plan: settings of the fits.
+        passes: memory-mapped file of one int32 per shard in which passes are counted for the progress bar, or None.
+        token: identifies the call.
+        keeps: whether the shards will score draws later, so that workers keep rows that they were sent.
+    """
 
     model: bytes
     plan: FitPlan
-    # Where passes over the rows are counted for the progress bar: an array of one int32 per shard, or None.
     passes: Path | None
-    # The call that it belongs to, and whether shards will be asked again.
     token: str = ""
     keeps: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class HeldRows:
-    """Columns that travel with the task."""
+    """Columns that are pickled with the task."""
 
     held: Mapping[str, np.ndarray]
 
@@ -68,13 +74,14 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
 def answer_shard(
     job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, scoring: Scoring
 ) -> Scores | None:
-    """Answer for one shard; without rows only if this process has kept them, and otherwise None."""
+    """The scores of one shard; with `rows=None`, from rows that this process has kept, or None if it has not."""
     if isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
     rows = rows if rows is not None else _KEPT.get((job.token, part.shard))
     if rows is None:
         return None
-    # Expansions are used again only where every worker has them: the answer is the same whoever gives it.
+    # Expansions are cached only in files that all workers share: the scores must not depend on which worker computes
+    # them.
     memory = (
         ExpansionCache(rows.folder / f"expansions-{part.shard}.npz")
         if isinstance(rows, MappedRows)
@@ -89,51 +96,51 @@ def answer_shard(
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
 
 
-# The call that this process worked for last.
+# Token of the call for which this process worked last.
 _last_token = ""
 
 
 @contextlib.contextmanager
 def _at_work(job: Job, what: str) -> Iterator[None]:
-    """The context of a shard's work; what other calls compiled is let go when a new one begins, never during one."""
+    """The context of a shard's task; compiled functions of earlier calls are freed when a new call begins."""
     global _last_token
     if job.token != _last_token:
         _last_token = job.token
-        # Passes are counted in files for epvi's own workers, where nobody else uses JAX.
+        # Only epvi's own workers count passes in a file, and in their processes nobody else uses JAX.
         let_go(own_process=job.passes is not None)
     try:
         with at_work(what):
             yield
     except EpviError as error:
-        # Without the chain of causes, which may not travel between processes.
+        # Without the chained exceptions, which may not be picklable.
         raise EpviError(str(error)) from None
 
 
-# Rows that were sent to this process, by the call and the shard.
+# Rows that were sent to this process, by token of the call and number of the shard.
 _KEPT: dict[tuple[str, int], HeldRows] = {}
 
 
 def _keep(token: str, shard: int, rows: HeldRows) -> None:
-    """Keep a shard's rows for the next question, and none of other calls: whoever asks for those sends them again."""
+    """Keep a shard's rows for its next task, and free those of other calls, which will be sent again if needed."""
     for key in [key for key in _KEPT if key[0] != token]:
         _KEPT.pop(key, None)
     _KEPT[token, shard] = rows
 
 
 def forget(token: str) -> None:
-    """Give up the rows of a call that is over."""
+    """Free the rows of a call that has ended."""
     for key in [key for key in _KEPT if key[0] == token]:
         _KEPT.pop(key, None)
 
 
 @functools.lru_cache(maxsize=8)
 def model_of(model: bytes) -> Model:
-    """The model, the same one for the same bytes: what was compiled for it is there the next time."""
+    """The unpickled model; the same object for the same bytes, so that its compiled functions are reused."""
     return cloudpickle.loads(model)
 
 
 class _Passes:
-    """Counts a shard's passes where the caller can see them; 0 until it has begun, p + 1 after pass p."""
+    """Writes a shard's number of passes to the memory-mapped file: 0 before it begins, p + 1 after pass p."""
 
     def __init__(self, path: Path | None, shard: int) -> None:
         self._counts = None if path is None else np.load(path, mmap_mode="r+")

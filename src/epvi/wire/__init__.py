@@ -1,1 +1,1 @@
-"""Everything that travels between sites and hub, and the one safe file format for it."""
+"""Everything that sites and hub exchange, and its file format, which is safe to read from untrusted sources."""

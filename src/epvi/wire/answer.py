@@ -1,6 +1,6 @@
-"""A site's answer to `Draws`: log p_m at the draws, derivatives at the centres, moments under the Gaussians.
+"""A site's answer to a request: log p_m at the draws, its derivatives at the centres, its expectations under Gaussians.
 
-Takes and gives `Scores`, which travels as a file of the kind "scores", or "moments" when those are in it.
+Takes and gives `Scores`, in an envelope of the kind "scores", or "moments" when the expectations are included.
 """
 
 import dataclasses
@@ -20,12 +20,18 @@ from epvi.wire.record import Record, printable
 from epvi.wire.request import Asked, describe_asked, read_asked
 from epvi.wire.shard_fit import MOST_SHARDS, Provenance, describe_provenance, read_provenance
 
-# No number is beyond this, as everywhere in epvi.
+# The largest absolute value of a number in a file: its square is still finite in float64.
 _MOST = 1e150
 
 
 class Derivatives(NamedTuple):
-    """log p_m with its gradient and Hessian (a matrix or its diagonal) at P points."""
+    """log p_m with its derivatives at P points.
+
+    Attributes:
+        value: log p_m.
+        gradient: its gradient.
+        hessian: its Hessian, a matrix or its diagonal.
+    """
 
     value: Float[np.ndarray, " P"]
     gradient: Float[np.ndarray, "P d"]
@@ -33,9 +39,10 @@ class Derivatives(NamedTuple):
 
 
 class Variation(NamedTuple):
-    """At the first centre: the sum over rows of their log likelihoods' gradients, and of the products of these.
+    """Score and empirical Fisher information of a shard at the first centre, for the score test.
 
-    The products are a matrix, or its diagonal where Hessians are.
+    `gradient` is the sum over rows of the gradients of their log likelihoods, `products` the sum of the outer products
+    of these gradients: a matrix, or its diagonal where Hessians are diagonal.
     """
 
     gradient: Float[np.ndarray, " d"]
@@ -43,7 +50,13 @@ class Variation(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """For each of C Gaussians: log p_m at every base draw, and the averages of its gradient and Hessian over them."""
+    """Expectations of log p_m and its derivatives under C Gaussians, by averages over R base draws.
+
+    Attributes:
+        values: log p_m at every base draw of every Gaussian.
+        gradient: average gradient.
+        hessian: average Hessian, a matrix or its diagonal.
+    """
 
     values: Float[np.ndarray, "C R"]
     gradient: Float[np.ndarray, "C d"]
@@ -52,10 +65,27 @@ class Expected(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Scores:
-    """One shard's answer: `values` are log p_m(θ) = f log prior(θ) (with Jacobian) + log likelihood, at every draw.
+    """One shard's answer to a request, with log p_m(θ) = f log prior(θ) (with Jacobian) + log likelihood of its rows.
 
-    `errors` are their standard errors: zero where all rows were passed over (`exact`). `echo` is the last draw, to know
-    that it was these draws. `proper` tells whether the prior is a density, so that there is an evidence.
+    Attributes:
+        asked: the request that it answers.
+        shard: number of the shard, from 1.
+        num_shards: how many shards there are.
+        label: name of the shard in messages.
+        prior: the shard's share f of the prior.
+        num_rows: number of its rows.
+        made_of: fingerprints of model, coding and rows.
+        values: log p_m at every draw.
+        errors: their standard errors; 0 if `exact`.
+        echo: the last draw as the site received it, to check that hub and site have the same draws.
+        centres: log p_m and its derivatives at the centres.
+        rows: score and empirical Fisher information at the first centre.
+        moments: expectations under the Gaussians; None if not asked for.
+        exact: whether all rows were evaluated at every draw.
+        proper: whether the prior is a proper density, so that the evidence is defined.
+        passes: passes over all rows.
+        seconds: wall-clock time.
+        file: the file that it was read from, if any.
     """
 
     asked: Asked
@@ -82,7 +112,7 @@ class Scores:
 
     @property
     def called(self) -> str:
-        """What to call it in a message: the file it came from, if any, and the shard."""
+        """Its name in messages: the file that it was read from, if any, and the shard."""
         shard = f"shard {printable(self.label, 80)}"
         return f"{shown(self.file)} ({shard})" if self.file else shard
 
@@ -94,16 +124,16 @@ class Scores:
 
     @property
     def num_numbers(self) -> int:
-        """How many numbers travel."""
+        """How many float64 numbers it has in a file."""
         return sum(array.size for array in _arrays(self).values())
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write it to a `.epvi` file, whole or not at all."""
+        """Write it to a `.epvi` file, by atomic rename."""
         return envelope.save(path, pack_scores(self), unpack_scores)
 
 
 def pack_scores(scores: Scores) -> Envelope:
-    """As it is written."""
+    """The envelope of a shard's scores."""
     record = {
         "asked": describe_asked(scores.asked),
         "shard": scores.shard,
@@ -122,7 +152,7 @@ def pack_scores(scores: Scores) -> Envelope:
 
 def _arrays(scores: Scores) -> dict[str, np.ndarray]:
     arrays = {"values": scores.values, "echo": scores.echo}
-    # Zeros need not travel.
+    # Errors that are all zero are not written.
     arrays |= {} if scores.exact else {"errors": scores.errors}
     products = form_of(scores.rows.products)
     arrays |= {"rows/gradient": scores.rows.gradient, "rows/products": products.flat(scores.rows.products[None])[0]}
@@ -133,12 +163,12 @@ def _arrays(scores: Scores) -> dict[str, np.ndarray]:
 
 
 def _packed(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """With Hessians as files have them: of symmetric matrices the lower triangle, row by row."""
+    """The arrays with Hessians as in files: the lower triangles of symmetric matrices, row by row."""
     return {name: form_of(x[0]).flat(x) if name == "hessian" else x for name, x in arrays.items()}
 
 
 def unpack_scores(content: Envelope) -> Scores:
-    """The answer that was written, checked."""
+    """The scores of an envelope, checked."""
     record = Record(content.record)
     asked = read_asked(record.table("asked"))
     num_shards = record.whole("num_shards", 1, MOST_SHARDS)
@@ -173,7 +203,7 @@ def unpack_scores(content: Envelope) -> Scores:
 
 def _read_values(content: Envelope, num_draws: int) -> np.ndarray:
     values = content.arrays.get("values")
-    # A draw may be impossible: the logarithm is then minus infinity, and nothing else.
+    # p_m may be 0 at a draw: −inf is the only value that is not finite.
     if values is None or values.shape != (num_draws,) or not np.all((np.abs(values) <= _MOST) | (values == -np.inf)):
         raise Malformed("its values are not a log density for every draw")
     return np.array(values)
@@ -209,7 +239,7 @@ def _read_moments(content: Envelope, num_base: int, d: int) -> Expected:
 
 
 def read_array(content: Envelope, name: str, shape: tuple[int | None, ...]) -> np.ndarray:
-    """A finite array of this shape; None is any length."""
+    """A finite array of this shape, in which None stands for any length."""
     array = content.arrays.get(name)
     if array is None or array.ndim != len(shape):
         raise Malformed(f"it has no array {name}")
@@ -221,7 +251,7 @@ def read_array(content: Envelope, name: str, shape: tuple[int | None, ...]) -> n
 
 
 def _unpacked(packed: np.ndarray, d: int) -> np.ndarray:
-    """Matrices of their lower triangles, or diagonals as they are; for d = 1 both are the same numbers."""
+    """Symmetric matrices from their lower triangles, or diagonals as they are; for d = 1 both are the same."""
     made = WHOLE.from_flat(packed, d, symmetric=True)
     made = DIAGONALS.from_flat(packed, d, symmetric=True) if made is None else made
     if made is None:

@@ -1,6 +1,6 @@
-"""Mixtures, spaces and statuses as they are written: plain JSON and float64 arrays, and back, with every check.
+"""Convert mixtures, parameter spaces and statuses to JSON and float64 arrays, and back with all checks.
 
-The bounds on what is read follow from the arrays that are really there, so that a small file cannot ask for much.
+Sizes are bounded by those of the arrays in the file, so that a small file cannot cause large allocations.
 """
 
 import functools
@@ -23,11 +23,15 @@ from epvi.wire.envelope import Malformed
 from epvi.wire.record import Record, as_texts, printable
 from epvi.wire.supports import describe, support_of
 
-# Looking at one costs a few milliseconds of tracing, and tens of them when it is exchangeable.
+# Parameters that a file may describe, and those of them that may be exchangeable. Checking one traces its bijection,
+# which takes milliseconds, and tens of them when it is exchangeable: reading any file ends within seconds. Judgement.
 _MOST_PARAMETERS, _MOST_EXCHANGEABLE = 1000, 64
+# Characters of a support's JSON up to which the check of its shape is cached: 1000 entries are then at most 200 kB.
 _MOST_REMEMBERED = 200
-# Roots of precisions whose variances are between 1e-150 and 1e150, as everywhere in epvi.
+# Bounds on the diagonals of Cholesky roots of precisions: variances are then between 1e-150 and 1e150, and their
+# squares finite in float64.
 _LEAST_ROOT, _GREATEST_ROOT = 1e-75, 1e75
+# How far log Σ_k w_k may be from 0. Judgement: far above float64 rounding, far below any effect on the posterior.
 _WEIGHTS_SUM = 1e-6
 
 
@@ -37,7 +41,7 @@ def describe_status(status: Status) -> dict[str, Any]:
 
 
 def read_status(record: Record) -> Status:
-    """A status; of files without a code, or with one of a later version, only whether it is ok is known."""
+    """A status; a code that is missing or of a later version becomes USABLE or UNUSABLE."""
     table = record.table("status")
     ok, said = table.truth("ok"), table.text("code") if "code" in set(table) else ""
     known = {code.value: code for code in StatusCode}
@@ -56,7 +60,7 @@ def describe_space(space: Space) -> dict[str, Any]:
 
 
 def read_space(record: Record, arrays: Mapping[str, np.ndarray]) -> Space:
-    """The space of a record, which the arrays `means` beside it must fit."""
+    """The space of a record, checked against the dimension of the array `means`."""
     means = arrays.get("means")
     if means is None or means.ndim != 2:
         raise Malformed("it has no array means")
@@ -79,13 +83,13 @@ def _read_parameter(value: Any, what: str, d: int) -> Parameter:
     record = Record(value, what)
     name = record.text("name", 200)
     shape = record.list("shape", _size, 16)
-    # No support has many more values than coordinates: a 2 x 2 correlation matrix has one, a 1 x 1 none. Of no matrices
-    # at all, [0, 9000, 9000], NumPyro still makes the indices.
+    # No support has many more values than unconstrained coordinates: a 2 x 2 correlation matrix has 4 for 1, a 1 x 1
+    # has 1 for 0. Axes of length 0 count as 1, since NumPyro allocates indices even for a shape like [0, 9000, 9000].
     if math.prod(max(n, 1) for n in shape) > 4 * d + 64:
         raise Malformed(f"its parameter {name!r} is larger than its means")
     parameter = Parameter(name, shape, support_of(record.any("support")))
     text = json.dumps(record.any("support"))
-    # Ten thousand fits of one model ask this again and again; a stranger's long bounds are not worth keeping.
+    # Cached, since thousands of fits of one model have the same supports; long ones are not, to bound the memory.
     fits = _known_to_fit(text, shape) if len(text) <= _MOST_REMEMBERED else _fits(parameter)
     if not fits or parameter.size > d:
         raise Malformed(f"its parameter {name!r} has a shape that does not fit its support")
@@ -104,7 +108,7 @@ def _fits(parameter: Parameter) -> bool:
             flat = jax.ShapeDtypeStruct(parameter.flat_shape, np.float64)
             given = jax.eval_shape(parameter.transform, flat).shape
     except Exception:
-        # NumPyro has many ways to say that a shape and a support do not fit each other.
+        # NumPyro raises errors of many types when a shape does not fit a support.
         return False
     return given == parameter.shape and min(parameter.flat_shape, default=0) >= 0
 
@@ -116,14 +120,14 @@ def _size(value: Any, what: str) -> int:
 
 
 def mixture_arrays(mixture: GaussianMixture, prefix: str = "") -> dict[str, np.ndarray]:
-    """A mixture's arrays by name; of a full root L the lower triangle, row by row."""
+    """A mixture's arrays by name; full Cholesky roots as their lower triangles, row by row."""
     roots = mixture.structure.packing.flat(np.asarray(mixture.roots))
     arrays = {"log_weights": mixture.log_weights, "means": mixture.means, "roots": roots}
     return {prefix + name: np.asarray(array, np.float64) for name, array in arrays.items()}
 
 
 def read_mixture(structure: str, arrays: Mapping[str, np.ndarray], d: int, prefix: str = "") -> GaussianMixture:
-    """The mixture in d dimensions with these arrays, checked."""
+    """The mixture in d dimensions from its arrays, checked."""
     known = structures()
     if structure not in known:
         raise Malformed(f"its structure is not one of {', '.join(known)}")

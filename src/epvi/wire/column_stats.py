@@ -1,6 +1,6 @@
-"""How many values columns have, their means and standard deviations: what sites tell each other to share units.
+"""Counts, means and standard deviations of columns, which sites exchange to standardise with common constants.
 
-Takes the statistics of several sites; gives those of all their rows, as if these had been in one place.
+Takes the statistics of several sites; gives those of all their rows together.
 """
 
 import dataclasses
@@ -15,9 +15,15 @@ _FIELDS = ("count", "missing", "mean", "rest", "sd")
 
 @dataclasses.dataclass(frozen=True)
 class ColumnStats:
-    """One column: its values and those it lacks, their mean, and their population standard deviation.
+    """Statistics of one column.
 
-    `rest` is what float64 rounds off the mean: without it, means near 1e9 would blur the pooled sd of values near 1.
+    Attributes:
+        count: number of values.
+        missing: number of missing values.
+        mean: mean, rounded to float64.
+        rest: rounding error of the mean: without it, a mean near 1e9 would spoil the pooled sd of values that vary by
+            1.
+        sd: population standard deviation.
     """
 
     count: int
@@ -29,7 +35,7 @@ class ColumnStats:
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Columns by name."""
+    """Statistics of columns by name."""
 
     columns: dict[str, ColumnStats]
 
@@ -43,12 +49,12 @@ class Stats:
         return {name: (column.mean, column.sd) for name, column in self.columns.items()}
 
     def as_json(self) -> dict[str, dict[str, int | float]]:
-        """Plain dicts of numbers, for a file."""
+        """As JSON."""
         return {name: {field: getattr(column, field) for field in _FIELDS} for name, column in self.columns.items()}
 
     @staticmethod
     def from_json(said: Any, where: str = "the statistics") -> "Stats":
-        """The statistics that a file says, checked."""
+        """The statistics from JSON, checked."""
         if not isinstance(said, Mapping) or not said or any(not isinstance(name, str) for name in said):
             raise EpviError(f"{where} have no columns: pass what epvi stats wrote.")
         return Stats({name: _checked(f"column {name[:40]!r} of {where}", column) for name, column in said.items()})
@@ -72,7 +78,7 @@ def _checked(what: str, said: Any) -> ColumnStats:
 
 
 def pool(stats: Sequence[Stats]) -> Stats:
-    """The statistics of all rows together, from those of disjoint sets of rows with the same columns."""
+    """The statistics of all rows, from those of disjoint sets of rows with the same columns."""
     if not stats:
         raise EpviError("there are no statistics to pool: pass those of at least one site.")
     names = list(stats[0].columns)
@@ -87,7 +93,7 @@ def pool(stats: Sequence[Stats]) -> Stats:
 
 
 def _pooled(columns: Sequence[ColumnStats]) -> ColumnStats:
-    """Chan, Golub & LeVeque: n sd² = Σ n_i (sd_i² + (mean_i − mean)²), with means taken from the first one's."""
+    """Chan, Golub & LeVeque: n sd² = Σ n_i (sd_i² + (mean_i − mean)²), with means relative to the first site's."""
     first, count = columns[0], sum(column.count for column in columns)
     away = [(column.mean - first.mean) + (column.rest - first.rest) for column in columns]
     shift = math.fsum(column.count * d for column, d in zip(columns, away, strict=True)) / count
@@ -99,7 +105,7 @@ def _pooled(columns: Sequence[ColumnStats]) -> ColumnStats:
 
 
 def split_mean(reference: float, away: float) -> tuple[float, float]:
-    """reference + away, rounded, and what rounding took off (Knuth's two-sum)."""
+    """reference + away in float64, and its rounding error (Knuth's two-sum)."""
     mean = reference + away
     back = mean - reference
     return mean, (reference - (mean - back)) + (away - back)

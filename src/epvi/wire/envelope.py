@@ -1,8 +1,8 @@
-"""The one file format: a safetensors file whose metadata hold one JSON record, sealed with a checksum.
+"""The file format: a safetensors file with one JSON record in its metadata and a SHA-256 checksum.
 
-Takes and gives an `Envelope`: what kind of thing it is, its record (plain JSON), and its arrays (float64). Files come
-from strangers: nothing in them is code, the sizes they claim are compared with the size they have before anything is
-allocated, and whatever is wrong with one is a `Malformed`, in words.
+Takes and gives an `Envelope`: its kind, its record (plain JSON) and its arrays (float64). Files are untrusted: nothing
+in them is executed, claimed sizes are compared with the real ones before anything is allocated, and every fault raises
+`Malformed` with an explanation.
 """
 
 import hashlib
@@ -25,13 +25,16 @@ FORMAT = 1
 KINDS = ("shard", "posterior", "stats", "draws", "scores", "moments")
 
 _FIELD = "epvi"
+# Stands in the place of the checksum while it is computed: SHA-256 has 64 hexadecimal digits.
 _UNSEALED = "0" * 64
-# Objects of a JSON header take more memory than its text: real headers have a bracket in about twenty characters, and
-# the shortest entry of a real table, `"x":["y"],`, has one in ten.
+# Least characters per bracket in a JSON header: parsed lists and objects take far more memory than their text. Headers
+# that epvi writes have about twenty, and their shortest possible entry, `"x":["y"],`, has ten.
 _CHARACTERS_PER_BRACKET = 9
+# Axes of an array. Judgement: arrays of epvi have at most three.
 _MOST_DIMENSIONS = 8
+# Bytes of a file, which is read into memory whole. Judgement: 5000 fits with full covariances in 450 dimensions.
 _MOST_BYTES = 2**32
-# As safetensors has it.
+# Bytes of the JSON header: the limit of the safetensors library.
 _MOST_HEADER = 100_000_000
 
 
@@ -42,21 +45,21 @@ class Malformed(Exception):  # noqa: N818 (it is a clause of a sentence)
 
 
 class TooNew(Malformed):
-    """A version of the format that this epvi does not know."""
+    """A file of a later version of the format."""
 
     remedy = "Update epvi."
 
 
 class Foreign(Malformed):
-    """A file of somebody else's."""
+    """A file that epvi did not write."""
 
     remedy = "Name a file that epvi has written, or ask for it to be sent again."
 
 
 class UnusableFileError(EpviError):
-    """A file that cannot be used: `what` names it and says why, and the rest of the sentence what to do.
+    """A file that cannot be used: `what` names it and says why, `rest` completes the sentence with a remedy.
 
-    Whoever knows a better remedy, because the file is their own, takes `what` alone.
+    A caller that knows a better remedy takes `what` alone.
     """
 
     def __init__(self, what: str, rest: str) -> None:
@@ -64,12 +67,18 @@ class UnusableFileError(EpviError):
         self.what, self.rest = shown(what), rest
 
     def __reduce__(self) -> tuple[type["UnusableFileError"], tuple[str, str]]:
-        """As processes exchange it."""
+        """Pickle both arguments, which the default for exceptions does not."""
         return UnusableFileError, (self.what, self.rest)
 
 
 class Envelope(NamedTuple):
-    """A kind of thing, its record, and its arrays."""
+    """The content of a file.
+
+    Attributes:
+        kind: one of `KINDS`.
+        record: JSON.
+        arrays: float64 arrays by name.
+    """
 
     kind: str
     record: dict[str, Any]
@@ -77,7 +86,7 @@ class Envelope(NamedTuple):
 
 
 def save(path: str | os.PathLike, envelope: Envelope, read: Callable[[Envelope], Any]) -> Path:
-    """Write the file whole or not at all, and only if `read` takes it: what was written can be read."""
+    """Write the file by atomic rename, after checking that `read` accepts its content."""
     content = seal(envelope)
     try:
         read(unseal(content))
@@ -87,11 +96,11 @@ def save(path: str | os.PathLike, envelope: Envelope, read: Callable[[Envelope],
 
 
 def load(path: str | os.PathLike) -> Envelope:
-    """Read a file whole and check it; its contents are checked by what they become."""
+    """Read a file and check format and checksum; record and arrays are checked by whoever unpacks them."""
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            # Opening a pipe would wait for somebody to write into it.
+            # Opening a named pipe would block until somebody writes to it.
             raise UnusableFileError(f"{shown(path)} is not a file", ": pass a file that epvi has written.")
         if status.st_size > _MOST_BYTES:
             raise Malformed(f"it has {status.st_size:,} bytes, and no hand-over file is that large")
@@ -105,12 +114,12 @@ def load(path: str | os.PathLike) -> Envelope:
 
 
 def unusable(path: str | os.PathLike, error: Malformed) -> UnusableFileError:
-    """The refusal of a file, with its name."""
+    """The error that names the file."""
     return UnusableFileError(f"{shown(path)} is not a usable .epvi file: {error}", f". {error.remedy}")
 
 
 def seal(envelope: Envelope) -> bytes:
-    """The file's bytes."""
+    """Serialise an envelope, with its checksum."""
     from safetensors.numpy import save as serialise
 
     record = {"format": FORMAT, "kind": envelope.kind, "sha256": _UNSEALED, **envelope.record}
@@ -121,7 +130,7 @@ def seal(envelope: Envelope) -> bytes:
 
 
 def unseal(content: bytes) -> Envelope:
-    """What is in a file's bytes."""
+    """The envelope of a file's bytes, after all checks of format and checksum."""
     from safetensors import SafetensorError, deserialize
 
     table = _header(content)
@@ -140,7 +149,7 @@ def unseal(content: bytes) -> Envelope:
         raise Malformed("its checksum is wrong, so it was damaged or changed on the way")
     for name, entry in table.items():
         _check_entry(name, entry)
-    table.clear()  # A table of many small arrays is larger than the arrays.
+    table.clear()  # Free it before the arrays are read: for many small arrays it is larger than they are.
     try:
         found = deserialize(content)
         arrays = {name: np.frombuffer(part["data"], "<f8").reshape(part["shape"]) for name, part in found}
@@ -154,7 +163,7 @@ def _digest(content: bytes) -> bytes:
 
 
 def _header(content: bytes) -> dict[str, Any]:
-    """The table of arrays of a safetensors file, with its metadata."""
+    """The header of a safetensors file: the table of its arrays, and the metadata."""
     size = int.from_bytes(content[:8], "little")
     if len(content) < 8 or size > min(len(content) - 8, _MOST_HEADER):
         raise Foreign("it ends before its header does, or is of another kind")
@@ -176,7 +185,7 @@ def _record(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_entry(name: str, entry: Any) -> None:
-    """Only float64 arrays of a few dimensions, of the size that their bytes have."""
+    """Accept float64 arrays of few dimensions only, whose shape agrees with their number of bytes."""
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise Malformed(f"its array {name[:40]!r} is not described as safetensors has it")
     shape, offsets = entry["shape"], entry["data_offsets"]

@@ -1,7 +1,7 @@
-"""Reading a record from a stranger's file: every entry is asked for by its type, and refused in words.
+"""Typed access to the JSON record of an untrusted file: every entry is read with its type and bounds.
 
-Takes plain JSON; gives checked Python values. Texts are short and have no control characters, so that they can be shown
-on a terminal; numbers are finite and within the bounds that the reader names.
+Takes plain JSON; gives checked Python values. Texts are short and have no control characters, so that they are safe to
+print on a terminal; numbers are finite and within the bounds that the caller gives.
 """
 
 import math
@@ -15,11 +15,12 @@ from epvi.wire.envelope import Malformed
 
 T = TypeVar("T")
 
+# Characters of a text in a file. Judgement: room for a verdict with several sentences.
 MOST_TEXT = 2000
 
 
 class Record:
-    """A JSON table with typed access."""
+    """A JSON object with typed access to its entries."""
 
     def __init__(self, entries: Any, what: str = "record") -> None:
         if not isinstance(entries, dict):
@@ -31,7 +32,7 @@ class Record:
         return iter(self._entries)
 
     def any(self, key: str) -> Any:
-        """An entry that must be there, unchecked."""
+        """An entry that must exist, of any type."""
         if key not in self._entries:
             raise Malformed(f"its {self._what} has no {key}")
         return self._entries[key]
@@ -61,7 +62,7 @@ class Record:
     def fraction(self, key: str) -> Fraction:
         """A share from 0 to 1, written as "1/6"."""
         value = self.any(key)
-        # Only digits: the exponent of "1e-999999999" would be worked out.
+        # Digits only: `Fraction` would expand "1e-999999999" to a billion digits.
         digits = re.fullmatch(r"(\d{1,18})(?:/(\d{1,18}))?", value, re.ASCII) if isinstance(value, str) else None
         over = int(digits[2] or 1) if digits else 0
         if not digits or over == 0 or int(digits[1]) > over:
@@ -69,7 +70,7 @@ class Record:
         return Fraction(int(digits[1]), over)
 
     def table(self, key: str) -> "Record":
-        """A table within."""
+        """A nested JSON object."""
         return Record(self.any(key), key)
 
     def list(self, key: str, item: Callable[[Any, str], T], most: int) -> tuple[T, ...]:
@@ -85,7 +86,7 @@ class Record:
 
 
 def printable(text: str, most: int = MOST_TEXT) -> str:
-    """The text as `as_text` takes it: control characters become question marks, and it is cut to its length."""
+    """The text as `as_text` accepts it: control characters replaced by question marks, and truncated."""
     return shown(text, most)
 
 
@@ -104,12 +105,12 @@ def as_number(value: Any, what: str) -> float:
 
 
 def finite_or_none(value: SupportsFloat) -> float | None:
-    """JSON has no NaN and no infinity: what is not finite is unknown."""
+    """The number, or None for NaN and infinities, which JSON does not have."""
     return float(value) if math.isfinite(value) else None
 
 
 def number_or_nan(value: Any, what: str) -> float:
-    """A finite number, or NaN for what is unknown."""
+    """A finite number, or NaN for None."""
     return math.nan if value is None else as_number(value, what)
 
 

@@ -1,7 +1,7 @@
-"""What the centre asks the sites after they have fitted: draws to score, points and Gaussians to differentiate at.
+"""The hub's request to the sites after fitting: draws to score, and points and Gaussians for derivatives of log p_m.
 
-Takes and gives `Draws`. It holds nothing of the model but its fingerprint, and can be made again from the posterior and
-what `Asked` says, so that answers are known to be answers to it.
+Takes and gives `Draws`. Of the model it has only the fingerprint. The hub can generate it again from the posterior and
+an `Asked`, and so check that answers belong to it.
 """
 
 import dataclasses
@@ -25,12 +25,21 @@ from epvi.wire.shard_fit import MOST_SHARDS, Part, Provenance, describe_provenan
 
 # Draws that sites are asked to score, unless said. Judgement: a mean is then known to 0.02 sds.
 NUM_DRAWS = 2048
+# The most that a file may ask a site for: draws to score, points (or Gaussians) to differentiate at, and base draws of
+# each Gaussian. Judgement: hundreds of times the usual requests, and still finite work for a site.
 MOST_DRAWS, MOST_CENTRES, MOST_BASE = 2**20, 256, 2**16
 
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """Which draws of which posterior: its digest, how many draws and base draws, and the data of the seed's key."""
+    """Identifies a request.
+
+    Attributes:
+        posterior: hash of the posterior.
+        num_draws: number of draws.
+        num_base: number of base draws per Gaussian; 0 when no expectations are asked for.
+        key: the two words of the JAX key of the seed.
+    """
 
     posterior: str
     num_draws: int
@@ -40,10 +49,18 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Draws:
-    """What every site is asked: log p_m at `theta`, its derivatives at `centres`, its moments under `gaussians`.
+    """A request to all sites.
 
-    The moments are averages over the same base draws z of every Gaussian, θ = μ + L⁻ᵀz; without base draws none are
-    wanted. `shares` are the shards that are asked; sites recognise the model by `made_of`.
+    Attributes:
+        asked: identifies the request.
+        theta: draws at which log p_m is asked for.
+        centres: points at which its value, gradient and Hessian are asked for.
+        gaussians: Gaussians under which expectations of these are asked for.
+        base: standard normal base draws z; expectations are averages over θ = μ + L⁻ᵀz for each Gaussian.
+        space: names, shapes and supports of the parameters.
+        made_of: fingerprint of the model, by which sites check that theirs is the same.
+        shares: the shards that are asked.
+        file: the file that it was read from, if any.
     """
 
     asked: Asked
@@ -61,20 +78,20 @@ class Draws:
 
     @property
     def form(self) -> Packing:
-        """The form in which Hessians are wanted: whole, or their diagonals."""
+        """The form in which Hessians are asked for: full, or their diagonals."""
         return self.gaussians.structure.hessians
 
     @property
     def called(self) -> str:
-        """What to call them in a message."""
+        """Their name in messages."""
         return f"the draws in {shown(self.file)}" if self.file else "the draws"
 
     def points(self) -> Float[np.ndarray, "C R d"]:
-        """The draws of every Gaussian at which its moments are averaged."""
+        """The base draws mapped to every Gaussian."""
         return mapped(self.gaussians, self.base)
 
     def share_of(self, shard: int) -> Part:
-        """The shard of this number, or a refusal."""
+        """The shard of this number; an error if it is not asked."""
         for share in self.shares:
             if share.shard == shard:
                 return share
@@ -83,12 +100,12 @@ class Draws:
         raise EpviError(f"{self.called} do not ask shard {shard}: they ask {there} of {of}, so name one of these.")
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write it to a `.epvi` file, whole or not at all."""
+        """Write it to a `.epvi` file, by atomic rename."""
         return envelope.save(path, pack_draws(self), unpack_draws)
 
 
 def mapped(gaussians: GaussianMixture, z: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "C R d"]:
-    """Standard normal points as points of every Gaussian: θ = μ + L⁻ᵀz."""
+    """Standard normal points z mapped to every Gaussian: θ = μ + L⁻ᵀz."""
     made = []
     for mean, root in zip(np.asarray(gaussians.means), np.asarray(gaussians.roots), strict=True):
         made.append(mean + gaussians.structure.packing.unwhiten(root, z))
@@ -96,7 +113,7 @@ def mapped(gaussians: GaussianMixture, z: Float[np.ndarray, "R d"]) -> Float[np.
 
 
 def pack_draws(draws: Draws) -> Envelope:
-    """As it is written."""
+    """The envelope of a request."""
     record = {
         "asked": describe_asked(draws.asked),
         "space": describe_space(draws.space),
@@ -109,7 +126,7 @@ def pack_draws(draws: Draws) -> Envelope:
 
 
 def unpack_draws(content: Envelope) -> Draws:
-    """What was written, checked."""
+    """The request of an envelope, checked."""
     record = Record(content.record)
     space = read_space(record, content.arrays)
     asked = read_asked(record.table("asked"))
@@ -132,7 +149,7 @@ def describe_asked(asked: Asked) -> dict[str, Any]:
 
 
 def read_asked(record: Record) -> Asked:
-    """Which draws of which posterior."""
+    """An `Asked` from JSON, checked."""
     key = record.list("key", lambda word, what: word if type(word) is int and 0 <= word < 2**32 else None, 8)
     if len(key) != 2 or None in key:
         raise Malformed("its key is not a seed")
@@ -143,7 +160,7 @@ def read_asked(record: Record) -> Asked:
 
 
 def read_points(content: Envelope, name: str, count: int | None, dim: int) -> np.ndarray:
-    """An array of finite points in `dim` dimensions, as many as said."""
+    """An array of `count` finite points (None: any number) in `dim` dimensions."""
     points = content.arrays.get(name)
     if points is None or points.ndim != 2 or points.shape[1] != dim or count not in (None, len(points)):
         raise Malformed(f"its {name} are not points in {dim} dimensions, as many as it says")

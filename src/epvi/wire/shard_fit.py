@@ -1,7 +1,7 @@
-"""What travels between the wings: a shard's fit, what it was made of, and how both are written to a file.
+"""A shard's fit with its provenance, as sites send it to the hub, and its file format.
 
-Takes and gives `ShardFit`. Everything in a file is checked as it is read: a stranger's file can be wrong, but it cannot
-be something that the hub would not have got from its own sites.
+Takes and gives `ShardFit`. Everything is checked when a file is read: an untrusted file can contain a wrong fit, but
+never an invalid one.
 """
 
 import dataclasses
@@ -22,18 +22,27 @@ from epvi.wire.codec import describe_space, describe_status, mixture_arrays, rea
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
 
+# Shards that a file may claim its data were split into. Judgement: lists by shard stay within memory.
 MOST_SHARDS = 1_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Provenance:
-    """What a fit was made of, so that the hub can tell whether fits belong together; nothing of the rows' values.
+    """Fingerprints by which the hub checks that fits can be combined; they do not reveal values of rows.
 
-    `study` is the study's name, `model` the function's; `prior_values` are its log prior at fixed points and then the
-    prior's slopes there, `row_values` its log likelihood of made-up rows (the model's fingerprint), `fixed` a hash of
-    every fixed argument. `columns` are the source columns behind each argument, `standardised` their constants,
-    `levels` the levels of categories. `rows` is a keyed hash of the rows, in whatever order. `inference` and `key` are
-    how they were fitted, `version` by which epvi.
+    Attributes:
+        study: name of the study.
+        model: name of the model function.
+        prior_values: log prior at fixed points, followed by its directional derivatives there.
+        row_values: log likelihood of synthetic rows at fixed points.
+        fixed: hash of every fixed argument.
+        columns: source columns of every model argument.
+        standardised: centre and scale of every standardised column.
+        levels: levels of every categorical column.
+        rows: keyed hash of the rows, which does not depend on their order.
+        inference: settings of the fit.
+        key: the words of the JAX key of its seed.
+        version: version of epvi.
     """
 
     study: str = ""
@@ -51,19 +60,19 @@ class Provenance:
 
     @property
     def flat_prior(self) -> bool:
-        """Whether the prior, with the Jacobian of the constraints, is the same everywhere: a share of it is nothing."""
+        """Whether the prior, with the Jacobian of the constraints, is constant, so that shares of it do not matter."""
         half = len(self.prior_values) // 2
         values, slopes = self.prior_values[:half], self.prior_values[half:]
-        # Values alone do not tell: those of a normal prior with an sd of 1e6 are equal to as many digits as there are.
+        # Values alone are not enough: those of a normal prior with an sd of 1e6 can be equal in float64.
         return half > 0 and all(value == values[0] for value in values) and all(slope == 0 for slope in slopes)
 
 
 def plain_coding(
     columns: Mapping[str, tuple[str, ...]], levels: Mapping[str, tuple[str, ...]]
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
-    """Columns and levels by the numbers they make: of the levels 0 and 1 the indicator is the column itself.
+    """Columns and levels in a normal form: the indicator of a column with levels 0 and 1 is the column itself.
 
-    One site may have truth values where another has 0 and 1, and fits may be older than levels of truth values.
+    One site may have booleans where another has numbers 0 and 1, and older files have no levels for booleans.
     """
     plain = {f"{name}=1": name for name, names in levels.items() if tuple(names) == ("0", "1")}
     return (
@@ -74,7 +83,14 @@ def plain_coding(
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Which shard of how many this is, what to call it, and its share of the prior."""
+    """One shard of a split.
+
+    Attributes:
+        shard: its number, from 1.
+        num_shards: how many shards there are.
+        label: its name in messages.
+        prior: its share of the prior.
+    """
 
     shard: int
     num_shards: int
@@ -84,12 +100,25 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ShardFit:
-    """One shard's approximation of its subposterior p(θ)^f p(x_m | θ), with all that the hub needs to know of it.
+    """One shard's approximation of its subposterior p(θ)^f p(x_m | θ); without rows, a stand-in for a missing shard.
 
-    `shard` counts from 1 to `num_shards`, `prior` is the share f of the prior; `history` is the variational bound after
-    each sweep, `elbo` the Monte Carlo bound with its standard error, `gap` how many nats that is below the evidence as
-    far as the fit's own draws tell, `passes` the passes over all rows (a tall shard's starts are sought on parts of
-    them) and `pass_seconds` their time, `file` where it was read from. Without rows it stands in for a missing shard.
+    Attributes:
+        mixture: the approximation over unconstrained θ.
+        space: names, shapes and supports of the parameters.
+        shard: number of the shard, from 1.
+        num_shards: how many shards there are.
+        label: name of the shard in messages.
+        prior: the shard's share f of the prior.
+        num_rows: number of its rows.
+        status: whether the fit converged, and what to do if not.
+        history: variational bound after each sweep.
+        elbo: Monte Carlo estimate of the ELBO, with its standard error.
+        gap: estimate of log evidence − ELBO, from draws of the fit, in nats.
+        passes: passes over all rows; starting values of a tall shard are found on subsets, which do not count.
+        seconds: wall-clock time.
+        made_of: fingerprints of model, coding and rows.
+        pass_seconds: time of the passes.
+        file: the file that it was read from, if any.
     """
 
     mixture: GaussianMixture
@@ -114,7 +143,7 @@ class ShardFit:
 
     @property
     def called(self) -> str:
-        """What to call it in a message: the file it came from, if any, and the shard."""
+        """Its name in messages: the file that it was read from, if any, and the shard."""
         shard = f"shard {printable(self.label, 80)}"
         return f"{shown(self.file)} ({shard})" if self.file else shard
 
@@ -128,29 +157,29 @@ class ShardFit:
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether it holds a share of the prior and no rows."""
+        """Whether it approximates a share of the prior, without rows."""
         return self.num_rows == 0
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write it to a `.epvi` file, whole or not at all."""
+        """Write it to a `.epvi` file, by atomic rename."""
         return envelope.save(path, pack_fit(self), unpack_fit)
 
 
 def pack_fit(fit: ShardFit) -> Envelope:
-    """A fit as it is written."""
+    """The envelope of a fit."""
     record = {"space": describe_space(fit.space), "fit": describe_fit(fit)}
     return Envelope("shard", record, mixture_arrays(fit.mixture))
 
 
 def unpack_fit(content: Envelope) -> ShardFit:
-    """The fit that was written."""
+    """The fit of an envelope, checked."""
     record = Record(content.record)
     space = read_space(record, content.arrays)
     return read_fit(record.table("fit"), space, content.arrays)
 
 
 def describe_fit(fit: ShardFit) -> dict[str, Any]:
-    """All of a fit but its arrays and its space, as JSON."""
+    """A fit without its arrays and its space, as JSON."""
     return {
         "structure": fit.mixture.structure.name,
         "shard": fit.shard,
@@ -170,7 +199,7 @@ def describe_fit(fit: ShardFit) -> dict[str, Any]:
 
 
 def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], prefix: str = "") -> ShardFit:
-    """The fit of a record and its arrays."""
+    """The fit from its record and arrays, checked."""
     num_shards = record.whole("num_shards", 1, MOST_SHARDS)
     elbo = record.list("elbo", number_or_nan, 2)
     if len(elbo) != 2:
@@ -195,7 +224,7 @@ def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], pre
 
 
 def describe_provenance(made_of: Provenance) -> dict[str, Any]:
-    """What a fit was made of, as JSON."""
+    """A provenance as JSON."""
     record = dataclasses.asdict(made_of)
     record["study"], record["model"] = printable(made_of.study), printable(made_of.model)
     record["prior_values"] = [finite_or_none(value) for value in made_of.prior_values]
@@ -204,7 +233,7 @@ def describe_provenance(made_of: Provenance) -> dict[str, Any]:
 
 
 def read_provenance(record: Record) -> Provenance:
-    """What a fit was made of."""
+    """A provenance from JSON, checked."""
     return Provenance(
         study=record.text("study"),
         model=record.text("model"),

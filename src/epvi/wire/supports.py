@@ -1,7 +1,7 @@
-"""Supports in words: NumPyro's constraints <-> plain JSON, so that a hub needs no model code.
+"""Convert supports of parameters (NumPyro constraints) to JSON and back, so that the hub needs no model code.
 
-A support is its name, as in `numpyro.distributions.constraints`, with its bounds: "positive",
-{"interval": [0, 5]}, {"independent": ["positive", 1]}. Only the names listed here are ever looked up.
+A support is its name in `numpyro.distributions.constraints`, with its bounds: "positive", {"interval": [0, 5]},
+{"independent": ["positive", 1]}. Only names in the lists below are looked up, since files are untrusted.
 """
 
 from typing import Any
@@ -35,7 +35,7 @@ _PLAIN = [
     "softplus_positive",
     "unit_interval",
 ]
-# With their bounds, in the order of their arguments.
+# Supports with bounds: the names of these, in the order of the constructor's arguments.
 _BOUNDED = {
     "greater_than": ("lower_bound",),
     "greater_than_eq": ("lower_bound",),
@@ -44,6 +44,7 @@ _BOUNDED = {
     "less_than_eq": ("upper_bound",),
     "open_interval": ("lower_bound", "upper_bound"),
 }
+# Levels of `independent` around a support, which are read recursively. Judgement: models have one or two.
 _MOST_NESTED = 4
 
 
@@ -66,7 +67,7 @@ def describe(name: str, support: Any) -> Any:
 
 
 def support_of(described: Any, nested: int = 0) -> Any:
-    """The support that `describe` described."""
+    """The support from the JSON of `describe`, checked."""
     if isinstance(described, str) and described in _PLAIN:
         return getattr(constraints, described)
     if not isinstance(described, dict) or len(described) != 1 or nested > _MOST_NESTED:

@@ -1,1 +1,1 @@
-"""Whether fits belong together, and whether the shards agree."""
+"""Checks that fits can be combined, and tests of whether the shards agree."""

@@ -1,7 +1,7 @@
-"""Whether fits belong together: what `combine` refuses, in sentences that say what to do.
+"""Check that shard fits can be combined, and refuse them with a remedy if not.
 
-Takes fits sorted by shard. Shards must be different ones, of one model with the same fixed arguments, the same columns
-coded and standardised in the same way, and their shares of the prior must make up the prior once.
+Takes fits sorted by shard. They must come from different shards and rows, from one model with the same fixed arguments
+and the same columns, coded and standardised alike, and their shares of the prior must sum to 1.
 """
 
 import itertools
@@ -15,14 +15,15 @@ from epvi.ground.printable import shown
 from epvi.wire.answer import Scores
 from epvi.wire.shard_fit import ShardFit, plain_coding
 
-# Of a hash of rows as epvi makes it, the first digits tell the keys apart.
+# Characters of a hash of rows as epvi writes it, of which the first four identify the hash key.
 _HASH_DIGITS, _KEY_DIGITS = 36, 4
-# How near two sites' values of one model are: log priors are always float64, rows may be float32.
+# Relative differences up to which two sites' log prior, and log likelihood, at fixed points come from the same model:
+# priors are always computed in float64, likelihoods perhaps in float32. Judgement: well above the rounding of either.
 _SAME_PRIOR, _SAME_ROWS = 1e-8, 1e-3
 
 
 def check_belonging(fits: Sequence[ShardFit], *, accept_unconverged: bool) -> None:
-    """Refuse fits that cannot be multiplied into one posterior."""
+    """Refuse fits that cannot be combined into one posterior."""
     _check_twice(fits)
     for fit in fits[1:]:
         _check_pair(fits[0], fit)
@@ -32,14 +33,14 @@ def check_belonging(fits: Sequence[ShardFit], *, accept_unconverged: bool) -> No
 
 
 def missing_shards(fits: Iterable[ShardFit]) -> list[int]:
-    """The numbers of the shards that are not there, or only stood in for."""
+    """The numbers of the shards without a fit, or with only a stand-in (a fit without rows)."""
     fits = list(fits)
     present = {fit.shard for fit in fits if not fit.is_stand_in}
     return [shard for shard in range(1, fits[0].num_shards + 1) if shard not in present]
 
 
 def numbered(shards: Sequence[int]) -> str:
-    """The first ten numbers, for a message."""
+    """The first ten numbers as text, for a message."""
     return ", ".join(map(str, shards[:10])) + (", ..." if len(shards) > 10 else "")
 
 
@@ -89,7 +90,7 @@ def _check_pair(first: ShardFit, fit: ShardFit) -> None:
 
 
 def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
-    """Refuse what was made with another model, or from rows that were coded in another way."""
+    """Refuse fits or scores of different models, or of rows that were coded differently."""
     a, b = first.made_of, fit.made_of
     said = f"{fit.called} and {first.called}"
     name = _first_difference(a.fixed, b.fixed)
@@ -130,7 +131,7 @@ def _listed(columns: Mapping[str, tuple[str, ...]], name: str) -> str:
 
 
 def _agree(a: Sequence[float], b: Sequence[float], tolerance: float) -> bool:
-    """Whether two models' values are the same numbers; what is unknown agrees with anything."""
+    """Whether values of two models are equal up to the tolerance; missing values and NaN agree with anything."""
     if not a or not b:
         return True
     if len(a) != len(b):
@@ -164,7 +165,7 @@ def _check_shares(fits: Sequence[ShardFit]) -> None:
 
 
 def _over(share: Fraction, size: int) -> str:
-    """A share in parts of the number of shards when it is a whole number of them: 2/8, not 1/4."""
+    """A share as a multiple of 1/size where it is one, not reduced: 2/8, not 1/4."""
     parts = share * size
     return f"{parts}/{size}" if parts.denominator == 1 else str(share)
 

@@ -1,7 +1,7 @@
-"""Whether the shards agree: each of them beside the product of the others, and a verdict.
+"""Test every shard against the product of the others (leave-one-out Wald tests), and report which ones conflict.
 
-Takes shard fits, their mixtures as they were multiplied, and the posterior; gives a `Conflict`. One shard whose labels
-or units are not those of the others is multiplied in like any other, and nothing in the product tells.
+Takes shard fits and the posterior; gives a `Conflict`. A shard with swapped labels or other units is multiplied like
+any other, and the product itself does not show it.
 """
 
 import dataclasses
@@ -23,22 +23,35 @@ from epvi.parameters.alignment import aligned
 from epvi.parameters.space import Space
 from epvi.wire.shard_fit import ShardFit
 
-# How often shards of one model are flagged, at most: Bonferroni over a z per coordinate and a distance for each shard.
+# Probability that any shard is flagged when all agree: the level is Bonferroni-corrected for d z-statistics and one
+# Wald statistic per shard. Judgement: the usual 1 %.
 _FALSE_ALARMS = 0.01
-# A change of signs explains a conflict when it leaves less than this part of the distance, and the rest is no conflict
-# or next to nothing beside what it was.
+# Changing signs explains a conflict when it reduces the Wald statistic to less than the first fraction, and to one that
+# is not significant or less than the second fraction. Judgement: the hint is only a question to the user.
 _PART, _NOTHING = 0.25, 0.01
+# Shards that `print` lists, the farthest first. Judgement: with header and verdict they fit a terminal of 24 lines.
 _MOST_LINES = 20
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Conflict:
-    """How far every shard is from the product of the others, and what it does to the posterior; `print` it for a table.
+    """Leave-one-out comparison of every shard with the product of the others; `print` it for a table.
 
-    By shard and coordinate of unconstrained θ: `z` is how many sds the shard is from the others, `mean_shift` by how
-    many posterior sds it moves the mean, `sd_ratio` how many times wider the posterior is without it, `information` its
-    share of the precision. By shard: `distance` δᵀ(Σ_m + Σ₋ₘ)⁻¹δ, about chi-squared with d degrees of freedom when the
-    shards agree, `log_p` the log of its p-value, and whether the shard is `flagged`. A shard without rows never is.
+    Coordinates are those of unconstrained θ. Shards without rows are listed, but never flagged.
+
+    Attributes:
+        shards: numbers of the shards.
+        labels: their labels.
+        names: names of the coordinates.
+        num_rows: rows by shard.
+        z: difference between the shard's mean and that of the others, in standard errors, by shard and coordinate.
+        mean_shift: change of the posterior mean by including the shard, in posterior sds.
+        sd_ratio: posterior sd without the shard over that with it.
+        information: the shard's share of the posterior precision.
+        distance: Wald statistic δᵀ(Σ_m + Σ₋ₘ)⁻¹δ, about chi-squared with d degrees of freedom when the shards agree.
+        log_p: log p-value of `distance`.
+        flagged: whether the shard conflicts with the others, after Bonferroni correction.
+        status: the verdict, with a remedy.
     """
 
     shards: tuple[int, ...]
@@ -79,11 +92,11 @@ class Conflict:
         return [f"{self.z[m, i]:+.2f}", f"{self.mean_shift[m, i]:+.2f}", f"{self.sd_ratio[m, i]:.2f}"]
 
     def worst(self, m: int) -> int:
-        """The coordinate in which the shard at position m is farthest from the others."""
+        """The coordinate with the largest |z| of the shard at position m."""
         return int(np.argmax(np.abs(self.z[m])))
 
     def shard(self, which: int | str) -> str:
-        """The table of all parameters of one shard, by its number or label, the farthest first."""
+        """The table of one shard, by its number or label: all parameters, largest |z| first."""
         listed = self.labels if isinstance(which, str) else self.shards
         if which not in listed:
             some = ", ".join(map(str, listed[:3])) + (", ..." if len(listed) > 3 else "")
@@ -97,7 +110,7 @@ class Conflict:
         return lined_up(rows, left=(0,))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists, numbers and text; None where there is no number."""
+        """As JSON values: lists, numbers and text; None for NaN."""
         listed = {name: getattr(self, name) for name in ("shards", "labels", "names", "num_rows", *Influence._fields)}
         listed |= {"log_p": self.log_p, "flagged": self.flagged}
         status = {"ok": self.status.ok, "status": self.status.text}
@@ -105,7 +118,7 @@ class Conflict:
 
 
 def conflict_between(fits: Sequence[ShardFit], posterior: GaussianMixture, space: Space, *, seed: Seed = 0) -> Conflict:
-    """The report on the shards of a posterior, by fits in the order in which they were multiplied."""
+    """Compare the shards of a posterior; `fits` in the order in which they were multiplied."""
     try:
         shards = as_gaussians(aligned(space, [fit.mixture for fit in fits]), posterior, seed)
         found = leave_one_out(shards)
@@ -135,7 +148,7 @@ def _log_level(num_shards: int, dim: int) -> float:
 
 
 def _flagged(found: Influence, judged: Bool[np.ndarray, " M"]) -> Bool[np.ndarray, " M"]:
-    """Which of the shards with rows are farther from the others than chance explains."""
+    """Which of the shards with rows differ significantly from the others, by any z or by the Wald statistic."""
     count, dim = int(np.count_nonzero(judged)), found.z.shape[1]
     if count < 2:
         return np.zeros(len(judged), bool)
@@ -144,7 +157,7 @@ def _flagged(found: Influence, judged: Bool[np.ndarray, " M"]) -> Bool[np.ndarra
 
 
 def _log_chi2_sf(distance: Float[np.ndarray, " M"], dim: int) -> Float[np.ndarray, " M"]:
-    """The log p-value, by the first term of the continued fraction of Γ(a, x) where p underflows."""
+    """The log p-value of chi-squared; where p underflows, by the first term of the continued fraction of Γ(a, x)."""
     p, a, x = np.asarray(chdtrc(dim, distance)), dim / 2, distance / 2
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(p > 1e-290, np.log(p), a * np.log(x) - x - gammaln(a) - np.log(x + 1 - a))
@@ -186,7 +199,7 @@ def _one_is_off(report: Conflict, m: int) -> str:
 
 
 def _the_rest(report: Conflict, shards: list[Gaussian], m: int) -> str:
-    """Whether the others agree once the worst shard is out, because it makes all of them look off."""
+    """Whether the others agree without the worst shard, which can make all of them look different."""
     more = int(np.count_nonzero(report.flagged)) - 1
     rest = [n for n in range(len(shards)) if n != m]
     still = np.count_nonzero(_flagged(leave_one_out([shards[n] for n in rest]), report.num_rows[rest] > 0))
@@ -195,7 +208,7 @@ def _the_rest(report: Conflict, shards: list[Gaussian], m: int) -> str:
 
 
 def _mirrored(report: Conflict, shards: list[Gaussian], m: int, centre: Float[np.ndarray, " d"], space: Space) -> str:
-    """What to ask when the shard would agree with other signs: of its farthest parameter, or else of all real ones."""
+    """A hint when the shard would agree with the sign of its worst parameter, or of all real ones, changed."""
     real = np.concatenate([np.full(parameter.size, parameter.is_real) for parameter in space.parameters])
     others = product_of([shard for n, shard in enumerate(shards) if n != m])
     level = _log_level(int(np.count_nonzero(report.num_rows)), len(real))
@@ -214,7 +227,7 @@ def _mirrored(report: Conflict, shards: list[Gaussian], m: int, centre: Float[np
 
 
 def _plain(value: Any) -> Any:
-    """Lists of what JSON has: None for NaN."""
+    """As JSON values, with None for NaN."""
     if isinstance(value, np.ndarray):
         value = value.tolist()
     if isinstance(value, list | tuple):

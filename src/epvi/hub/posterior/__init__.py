@@ -1,1 +1,1 @@
-"""The posterior of all rows: combining, summaries, exports and its file."""
+"""The posterior of all rows: combining fits, summaries, exports, and its file format."""

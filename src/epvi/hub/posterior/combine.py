@@ -1,7 +1,7 @@
-"""Shard fits -> `Posterior`.
+"""Combine shard fits into the posterior of all rows.
 
-Takes the fits of all shards in any order; checks that their shares make up the prior once, brings exchangeable
-parameters into one order, and multiplies the mixtures.
+Takes the fits of all shards in any order; checks that their shares of the prior sum to 1, aligns exchangeable
+parameters between shards, and multiplies the mixtures.
 """
 
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ def combine(
 ) -> Posterior:
     """The posterior of all the data from the fits of its shards, by `product` as in `epvi.multiply`.
 
-    Fits that do not belong together are refused, and those that did not end well unless `accept_unconverged` is True.
+    Fits of different models or of the same rows are refused, and unconverged ones unless `accept_unconverged` is True.
     """
     made = Posterior(*checked_and_multiplied(fits, product, seed, accept_unconverged=accept_unconverged))
     logger.info("combined %s: %s", shown(made.stands_for), shown(made.status.text))

@@ -1,6 +1,7 @@
-"""The way out of a posterior: an ArviZ `DataTree`, or an Arrow table, of draws with where they came from.
+"""Export posterior draws with their provenance, as an ArviZ `DataTree` or an Arrow table.
 
-Takes a posterior; a model with rows, when given, answers for itself (`replies`), since this wing knows neither.
+Takes a posterior. Predictive draws and log likelihoods come from the method `replies` of the model, if one is given
+with rows: the hub imports nothing of models.
 """
 
 import json
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import pyarrow
     import xarray
 
-# The order in which groups are shown; those in _SAMPLED have draws, those after _POSTERIOR have rows.
+# ArviZ groups in their order: those in _SAMPLED have dimensions chain and draw, all but _POSTERIOR a dimension of rows.
 _POSTERIOR = "posterior"
 _SAMPLED = (_POSTERIOR, "posterior_predictive", "log_likelihood")
 _GROUPS = (*_SAMPLED, "observed_data", "constant_data")
@@ -31,7 +32,7 @@ _GROUPS = (*_SAMPLED, "observed_data", "constant_data")
 
 @runtime_checkable
 class Exportable(Protocol):
-    """What is exported of a posterior: draws, and where they came from; `epvi.Posterior` is one."""
+    """A posterior with draws and provenance; `epvi.Posterior` is one."""
 
     @property
     def space(self) -> Space: ...  # noqa: D102
@@ -50,7 +51,7 @@ class Exportable(Protocol):
 
 
 def draws_frame(posterior: Exportable, num_samples: int, seed: Seed) -> "pyarrow.Table":
-    """One float64 column per number, with the provenance in the schema's metadata."""
+    """One float64 column per scalar, with the provenance in the schema's metadata."""
     import pyarrow
 
     draws = posterior.sample(num_samples, seed=seed)
@@ -65,7 +66,7 @@ def draws_frame(posterior: Exportable, num_samples: int, seed: Seed) -> "pyarrow
 def to_arviz(
     posterior: Exportable, num_samples: int, num_chains: int, model: Any, rows: Any, seed: Seed
 ) -> "xarray.DataTree":
-    """Draws in chains, and what the model says of the rows at them."""
+    """Draws in chains, with the model's predictions and log likelihoods of the rows at them."""
     try:
         import arviz_base
         import xarray
@@ -94,7 +95,7 @@ def to_arviz(
 
 
 def provenance(posterior: Exportable) -> dict[str, str | int]:
-    """Where the draws came from, in strings and whole numbers that every file format takes."""
+    """Provenance of the draws, as strings and integers, which every file format supports."""
     product = posterior.choices.product
     return {
         "inference_library": "epvi",
@@ -134,7 +135,7 @@ def _replies(
 
 
 def _row_dimension(groups: dict[str, dict[str, np.ndarray]]) -> str:
-    """A name for the dimension of rows that no variable has."""
+    """A name for the dimension of rows that differs from the names of all variables."""
     row = "row"
     while any(row in data for data in groups.values()):
         row += "_"

@@ -1,6 +1,6 @@
-"""A posterior in a file: its mixture, and the fits of its shards, so that late ones can still be put in.
+"""Write a posterior to a file and read it: its mixture, and its shards' fits, so that late shards can be added.
 
-What later rounds have added to it is in `file_rounds.py`.
+The certificate and the state of its refinement are written by `file_rounds.py`.
 """
 
 import dataclasses
@@ -20,13 +20,15 @@ from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, finite_or_none, number_or_nan
 from epvi.wire.shard_fit import describe_fit, read_fit
 
+# Shard fits that one file may hold, checked before any is read. Judgement.
 _MOST_FITS = 100_000
-# What a product may be told to sample or enumerate: an update would do it.
+# The largest setting of a product method, such as its number of samples: adding a shard to a posterior from a file runs
+# the method with the settings in the file. Judgement.
 _MOST_SAMPLES = 10**8
 
 
 def pack_parts(parts: Parts) -> Envelope:
-    """A posterior as it is written."""
+    """The envelope of a posterior."""
     made = parts.product
     arrays = mixture_arrays(made.mixture)
     for i, fit in enumerate(parts.fits):
@@ -47,7 +49,7 @@ def pack_parts(parts: Parts) -> Envelope:
 
 
 def unpack_parts(content: Envelope) -> Parts:
-    """The parts of the posterior that was written."""
+    """The parts of a posterior from its envelope, checked."""
     record = Record(content.record)
     space = read_space(record, content.arrays)
     mixture = read_mixture(record.text("structure"), content.arrays, space.dim)
@@ -79,7 +81,7 @@ def _describe_way(way: Product) -> dict[str, Any]:
 
 
 def _read_way(record: Record) -> Product:
-    """A product method with its settings, which it checks itself."""
+    """A product method with its settings, which its constructor checks."""
     settings: dict[str, Any] = {}
     for key in record:
         value = record.any(key)

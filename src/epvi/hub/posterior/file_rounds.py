@@ -1,7 +1,7 @@
-"""What the later rounds have added to a posterior, as its file has it: the certificate, and where its refinement is.
+"""Write and read a posterior's certificate and the state of its refinement.
 
-Takes and gives `Certificate` and `Step`. All of it is optional: a posterior that was never scored has none. Numbers may
-be infinite here (the ELBO of a posterior with an impossible draw is), which JSON cannot say: they are written as texts.
+Takes and gives `Certificate` and `Step`. Both are optional: a posterior that was never scored has neither. Numbers may
+be infinite (the ELBO is −inf when p is 0 at a draw), for which JSON has no notation: these are written as strings.
 """
 
 import math
@@ -25,18 +25,19 @@ from epvi.wire.request import MOST_BASE, MOST_CENTRES, MOST_DRAWS, read_points
 _PLAIN = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 _DRAWS = ("theta", "weights", "own")
 _ENDLESS = ("inf", "-inf", "nan")
-# Numbers of a file are below this, so that their squares are finite in float64.
+# The largest absolute value of a finite number: its square is still finite in float64, which ends at 1.8e308.
 _MOST = 1e150
-# Rounds that a refinement can have had. Judgement: far beyond any real one.
+# Refinement rounds that a file may claim. Judgement: a run takes ten unless told otherwise.
 _MOST_ROUNDS = 10**6
-# How far sums of weights may be from 1, and effective draws above their number, by rounding. Judgement.
+# How far normalised weights may sum from 1, and the effective sample size exceed the number of draws (relative). The
+# rounding error of a sum of MOST_DRAWS float64 weights is at most 2**20 * 1.1e-16, about 1e-10.
 _SUM = 1e-6
 # Reasons of a verdict, which has each at most once. Judgement: room for those of later versions.
 _MOST_REASONS = 64
 
 
 def pack_rounds(parts: Parts) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What a posterior's record and its arrays have of its later rounds."""
+    """Certificate, step and traffic: their part of the JSON record, and their arrays."""
     record = {
         "certificate": describe_certificate(parts.certificate),
         "step": describe_step(parts.step),
@@ -46,7 +47,7 @@ def pack_rounds(parts: Parts) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def read_rounds(record: Record, content: Envelope, dim: int, num_answers: int) -> Mapping[str, Any]:
-    """Certificate, step and traffic of a posterior's record, as far as they are there, by the posterior's names."""
+    """Certificate, step and traffic by the names of the posterior's fields, as far as the file has them."""
     made: dict[str, Any] = {}
     if _there(record, "certificate"):
         table = record.table("certificate")
@@ -63,7 +64,7 @@ def _there(record: Record, name: str) -> bool:
 
 
 def describe_certificate(certificate: Certificate | None) -> dict[str, Any] | None:
-    """All of a certificate but its arrays, as JSON."""
+    """A certificate without its arrays, as JSON."""
     if certificate is None:
         return None
     evidence = certificate.log_evidence
@@ -88,7 +89,7 @@ def certificate_arrays(certificate: Certificate | None, prefix: str) -> dict[str
 
 
 def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, num_answers: int) -> Certificate:
-    """The certificate of a posterior in `dim` dimensions whose `num_answers` shards were asked, checked."""
+    """The certificate of a posterior in `dim` dimensions with `num_answers` scored shards, checked."""
     verdict, text = record.text("verdict"), record.text("text")
     if verdict not in set(Verdict):
         words = ", ".join(f'"{word}"' for word in Verdict)
@@ -124,7 +125,7 @@ def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, n
 
 
 def describe_step(step: Step | None) -> dict[str, Any] | None:
-    """All of a step but its arrays, as JSON."""
+    """The state of a refinement without its arrays, as JSON."""
     if step is None:
         return None
     before = None
@@ -141,7 +142,7 @@ def describe_step(step: Step | None) -> dict[str, Any] | None:
 
 
 def step_arrays(step: Step | None) -> dict[str, np.ndarray]:
-    """A step's arrays by name."""
+    """The arrays of a refinement's state by name."""
     if step is None:
         return {}
     arrays = certificate_arrays(step.certificate, "before/certificate/")
@@ -155,7 +156,7 @@ def step_arrays(step: Step | None) -> dict[str, np.ndarray]:
 
 
 def read_step(record: Record, content: Envelope, dim: int, num_answers: int) -> Step:
-    """Where a refinement is, checked."""
+    """The state of a refinement, checked."""
     rate = record.number("rate")
     if not 0 < rate <= 1:
         raise Malformed("its rate is not a step size above 0, up to 1")
@@ -178,7 +179,7 @@ def _read_moments(structure: str, content: Envelope, dim: int) -> JointMoments:
     count, size = gaussians.num_components, len(base)
     if count > MOST_CENTRES or not 4 <= size <= MOST_BASE or size % 2:
         raise Malformed(f"its Gaussians before the step are more than {MOST_CENTRES}, or its base draws not pairs")
-    # Whole, since rounding has made it a little unsymmetric, and what is read is to be what was written.
+    # Not as a triangle: sums over shards are not exactly symmetric, and reading must give the same bits.
     shape = gaussians.structure.hessians.identity(dim).shape
     hessian = read_array(content, "before/hessian", (count, *shape))
     values = read_array(content, "before/values", (count, size))
@@ -193,7 +194,7 @@ def _said(value: Any) -> float | str:
 
 
 def _number(value: Any, what: str) -> float:
-    """A number, or one of the texts for those that are not finite."""
+    """A finite number, or one of the strings for infinities and NaN."""
     if isinstance(value, str) and value in _ENDLESS:
         return float(value)
     number = as_number(value, what)
@@ -203,7 +204,7 @@ def _number(value: Any, what: str) -> float:
 
 
 def _fault(value: Any, what: str) -> Fault:
-    """A reason with its clause; a later version may have reasons that this one does not know."""
+    """A reason code with its clause; codes of later versions become OTHER."""
     record = Record(value, what)
     code = record.text("code")
     return Fault(Reason(code) if code in set(Reason) else Reason.OTHER, record.text("finding"))

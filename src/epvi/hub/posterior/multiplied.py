@@ -1,4 +1,4 @@
-"""Shard fits, checked and multiplied: the parts of a posterior, or a refusal that says what to do."""
+"""Check, align and multiply shard fits: gives the parts of a posterior."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,16 +17,16 @@ from epvi.wire.shard_fit import ShardFit
 def checked_and_multiplied(
     fits: Iterable[ShardFit], product: Product | None, seed: Seed, *, accept_unconverged: bool
 ) -> Parts:
-    """The parts of the posterior of these fits, in any order; fits that do not belong together are refused."""
+    """The parts of the posterior of fits in any order; fits that cannot be combined are refused."""
     fits = _sorted(fits)
     check_belonging(fits, accept_unconverged=accept_unconverged)
     return multiplied(fits, product, seed)
 
 
 def multiplied(fits: Sequence[ShardFit], product: Product | None, seed: Seed) -> Parts:
-    """The same for sorted fits that are known to belong together, such as those of one split of one table.
+    """The same without checks, for sorted fits of one split of one table.
 
-    There, shards of few rows can hold the same values and still be different rows.
+    The checks would refuse shards whose rows have equal values, which small shards of one table may have.
     """
     mixtures = aligned(fits[0].space, [fit.mixture for fit in fits])
     key = as_key(seed)

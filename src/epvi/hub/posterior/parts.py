@@ -1,4 +1,4 @@
-"""What a posterior consists of, as it is combined, written and read."""
+"""The fields of a posterior as a plain tuple, for the modules that combine, write and read it."""
 
 import dataclasses
 from typing import NamedTuple
@@ -14,14 +14,14 @@ from epvi.wire.shard_fit import ShardFit
 class Choices:
     """How a posterior was combined."""
 
-    # The way to multiply; None: chosen by size.
+    # The product method; None: chosen by the size of the problem.
     product: Product | None = None
-    # The data of the seed's key.
+    # The two words of the JAX key of the seed.
     key: tuple[int, ...] = (0, 0)
 
 
 class Parts(NamedTuple):
-    """The fields of a `Posterior`, in its order."""
+    """The fields of a `Posterior`, in its order and with its meanings."""
 
     product: ProductMixture
     space: Space

@@ -1,4 +1,4 @@
-"""The posterior of all the data: named draws, a summary, the density, and where it came from."""
+"""The posterior of all rows, with its draws, summary, density, certificate and provenance."""
 
 import dataclasses
 import math
@@ -38,20 +38,31 @@ if TYPE_CHECKING:
     import pyarrow
     import xarray
 
-# Quantiles, and moments of constrained parameters, come from this many draws.
+# Draws behind quantiles and moments of constrained parameters. Judgement: a mean's Monte Carlo error is then 0.01 sds
+# for independent draws, and smaller for these quasi-Monte Carlo ones.
 _SUMMARY_DRAWS = 10_000
-# Nats that all fits together may be away from their subposteriors before the posterior says so.
+# The sum of the fits' KL divergences from their subposteriors, in nats, from which on `status` warns. Judgement: a
+# Gaussian whose mean is one sd off has a divergence of 0.5.
 _TOLERABLE_LOSS = 0.5
+# Draws that are exported unless said (a mean's Monte Carlo error is then 0.03 sds), and in how many chains: R-hat is
+# recommended with at least four (Vehtari et al. 2021).
+_EXPORTED_DRAWS, _CHAINS = 1000, 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Posterior:
     """The posterior of all the data as a mixture of Gaussians over unconstrained θ.
 
-    `status` says in a sentence how it went and `stands_for` of which rows and shards it is the posterior; `product` is
-    how the mixture was computed (`product.diagnostics`), `fits` are the shards' own, `space` names the parameters.
-    `certificate` says whether it can be trusted, once draws of it were scored; `step` is where its refinement is, and
-    `traffic` how many numbers travelled for both.
+    `status` says whether it can be used and what to do if not, `stands_for` which rows and shards it is based on.
+
+    Attributes:
+        product: the mixture, with the diagnostics of the method that computed it.
+        space: names, shapes and supports of the parameters.
+        fits: the shard fits that were combined.
+        choices: the product method and the seed, to add late shards in the same way.
+        certificate: whether the posterior can be trusted; None until draws of it were scored.
+        step: state of its refinement; None before the first step.
+        traffic: float64 numbers exchanged with the sites for certificate and refinement.
     """
 
     product: ProductMixture
@@ -72,12 +83,12 @@ class Posterior:
 
     @property
     def num_rows(self) -> int:
-        """How many rows it is the posterior of."""
+        """The number of rows of all shards in it."""
         return sum(fit.num_rows for fit in self.fits)
 
     @property
     def stands_for(self) -> str:
-        """How many rows and which shards it is the posterior of, in words."""
+        """The rows and shards that it is based on, in words."""
         present = sum(not fit.is_stand_in for fit in self.fits)
         missing = missing_shards(self.fits)
         if not missing:
@@ -87,9 +98,10 @@ class Posterior:
 
     @property
     def status(self) -> Status:
-        """How the product went, and whether the shards' own fits were good enough to be multiplied.
+        """The certificate's verdict, or before that the status of the product and of the shard fits.
 
-        Their divergences add up: what single shards hardly determine (scales, variances of effects) goes wrong first.
+        KL divergences of the fits from their subposteriors add up. Parameters that a single shard hardly determines
+        (scales, variances of random effects) suffer first.
         """
         if self.certificate is not None:
             return self.certificate.status
@@ -107,31 +119,31 @@ class Posterior:
 
     @property
     def bytes_exchanged(self) -> int:
-        """What travelled between sites and centre for it, without the text around the numbers."""
+        """Bytes of all float64 numbers exchanged between sites and hub, without headers."""
         arrays = (x for fit in self.fits for x in mixture_arrays(fit.mixture).values())
         return 8 * (sum(array.size for array in arrays) + self.traffic)
 
     def ask(self, num_draws: int = NUM_DRAWS, *, moments: bool = True, seed: Seed = 0) -> Draws:
-        """Draws for the sites to score (`epvi.score`); with `moments` their answers serve a refinement as well."""
+        """Draws for the sites to score (`epvi.score`); with `moments` the scores also serve `epvi.refine`."""
         at_least("num_draws", num_draws, 64)
         key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
         return draws_of(self, Asked(digest_of(self), num_draws, usual_base(self.space.dim) if moments else 0, key))
 
     def with_certificate(self, certificate: Certificate) -> "Posterior":
-        """The same posterior with its summary and draws corrected, as `epvi.certify` found."""
+        """The same posterior with a certificate, whose importance weights correct its summary and draws."""
         return dataclasses.replace(self, certificate=certificate)
 
     def update(self, *fits: ShardFit, accept_unconverged: bool = False) -> "Posterior":
-        """The posterior with late shards' fits in it, and without what stood in for those shards.
+        """The posterior with the fits of late shards added, in place of the stand-ins for these shards.
 
-        It is multiplied anew: a certificate and refinements were of the posterior without them.
+        The product is computed anew; certificate and refinement, which belong to the old posterior, are dropped.
         """
         for fit in fits:
             if not isinstance(fit, ShardFit):
                 raise EpviError(f"a fit is a {type(fit).__name__}: pass what epvi.fit_shard or epvi.load gives.")
         late = {fit.shard for fit in fits}
         others = [other for other in self.fits if not (other.is_stand_in and other.shard in late)]
-        # Those that are in it were accepted when they came.
+        # Unconverged fits that are already in the posterior were accepted when it was combined.
         bad = [fit for fit in fits if not fit.status.ok]
         accept = accept_unconverged or (not bad and any(not other.status.ok for other in others))
         seed = np.asarray(self.choices.key, np.uint32)
@@ -140,30 +152,31 @@ class Posterior:
         )
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Write it to a `.epvi` file, with the shards' fits, whole or not at all."""
+        """Write it with its shard fits to a `.epvi` file, by atomic rename."""
         return envelope.save(path, pack_posterior(self), unpack_posterior)
 
     def conflict(self, *, seed: Seed = 0) -> Conflict:
-        """Whether the shards agree: how far each is from the product of the others, and what it does to the result."""
+        """Test each shard against the product of the others, with its influence on the posterior."""
         return conflict_between(self.fits, self.mixture, self.space, seed=seed)
 
     def theta(self, num_samples: int, *, seed: Seed) -> Float[np.ndarray, "n d"]:
-        """Draws of unconstrained θ: of the mixture, or, with the verdict "trust with corrected weights", of the scored.
+        """Draws of unconstrained θ, from the mixture or, if the certificate corrects it, by importance resampling.
 
-        Those are as many as were scored, and come as often as they weigh.
+        Resampling repeats the scored draws in proportion to their weights: there are at most `num_draws` different
+        ones.
         """
         at_least("num_samples", num_samples, 1)
         found = self.certificate
         if found is None or not found.resamples:
             return np.asarray(self.mixture.sample(num_samples, seed=seed))
         rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
-        # Systematic: every draw comes as often as its weight says, rounded up or down.
+        # Systematic resampling: a draw of weight w is taken n·w times, rounded up or down.
         places = (np.arange(num_samples) + rng.uniform()) / num_samples
         chosen = np.searchsorted(np.cumsum(found.weights), places * np.sum(found.weights))
         return found.theta[rng.permutation(np.minimum(chosen, len(found.theta) - 1))]
 
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]:
-        """Draws of every parameter, constrained, of shape (num_samples, *shape), as `theta` has them."""
+        """The draws of `theta` as constrained parameters by name, of shape (num_samples, *shape) each."""
         return self.space.constrain(self.theta(num_samples, seed=seed))
 
     def log_density(self, theta: ArrayLike | Mapping[str, ArrayLike]) -> np.ndarray:
@@ -174,6 +187,7 @@ class Posterior:
 
     def summary(
         self,
+        # The median and a central interval of 90 %, by convention.
         quantiles: Sequence[float] = (0.05, 0.5, 0.95),
         *,
         of: Derive | None = None,
@@ -182,39 +196,45 @@ class Posterior:
     ) -> Summary:
         """Mean, sd and quantiles of every parameter, corrected by the certificate's weights where there is one.
 
-        `of` makes other quantities of draws, as in `of=lambda draws: {"odds ratio": np.exp(draws["w"])}`.
+        `of` computes derived quantities from draws, as in `of=lambda draws: {"odds ratio": np.exp(draws["w"])}`.
         """
         at_least("num_samples", num_samples, 2)
         if not all(0 < q < 1 for q in quantiles):
             raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
         return summarise(self, quantiles, num_samples, seed, of)
 
-    def draws_frame(self, num_samples: int = 1000, *, seed: Seed = 0) -> "pyarrow.Table":
-        """The draws of `sample` as an Arrow table with a column per number, named as in the summary (`w[0]`).
+    def draws_frame(self, num_samples: int = _EXPORTED_DRAWS, *, seed: Seed = 0) -> "pyarrow.Table":
+        """The draws of `sample` as an Arrow table with a column per scalar, named as in the summary (`w[0]`).
 
-        `.to_pandas()` makes it a pandas frame, `polars.from_arrow(table)` a Polars one. The schema's metadata holds
-        under `epvi` where the draws came from, as JSON.
+        `.to_pandas()` makes it a pandas frame, `polars.from_arrow(table)` a Polars one. The schema's metadata has the
+        provenance of the draws as JSON, under `epvi`.
         """
         return export.draws_frame(self, num_samples, seed)
 
     def to_arviz(
-        self, num_samples: int = 1000, *, model: Any = None, rows: Any = None, num_chains: int = 4, seed: Seed = 0
+        self,
+        num_samples: int = _EXPORTED_DRAWS,
+        *,
+        model: Any = None,
+        rows: Any = None,
+        num_chains: int = _CHAINS,
+        seed: Seed = 0,
     ) -> "xarray.DataTree":
-        """The draws of `sample` as ArviZ reads them; `.to_netcdf(path)` and `.to_zarr(path)` write them to disk.
+        """The draws of `sample` as an ArviZ `DataTree`; `.to_netcdf(path)` and `.to_zarr(path)` write it to disk.
 
-        With the `epvi.Model` and rows come the rows' log likelihoods, rows drawn anew, the observed values and the
-        model's other columns (all along the dimension `row`), and deterministic sites. `num_samples` counts all draws;
-        they come as `num_chains` chains because ArviZ's R-hat and ESS compare chains, and are good by construction:
-        whether the posterior is, `status` and `certificate` tell. A `/` in a name becomes a dot.
+        With an `epvi.Model` and rows it also has the rows' log likelihoods, posterior predictive draws, the observed
+        values and the model's other columns (all along the dimension `row`), and deterministic sites. `num_samples`
+        counts the draws of all chains. The draws are independent, so that ArviZ's R-hat and ESS are good by
+        construction: use `status` and `certificate` to judge the posterior. A `/` in a name becomes a dot.
         """
         return export.to_arviz(self, num_samples, num_chains, model, rows, seed)
 
 
 def pack_posterior(posterior: Posterior) -> envelope.Envelope:
-    """A posterior as it is written."""
+    """The envelope of a posterior."""
     return pack_parts(Parts(*(getattr(posterior, name) for name in Parts._fields)))
 
 
 def unpack_posterior(content: envelope.Envelope) -> Posterior:
-    """The posterior that was written."""
+    """The posterior of an envelope, checked."""
     return Posterior(*unpack_parts(content))

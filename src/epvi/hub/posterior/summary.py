@@ -1,8 +1,8 @@
-"""Means, sds and quantiles of a posterior's parameters, as a table.
+"""Means, sds and quantiles of a posterior's parameters, corrected by importance weights, as a table.
 
-Takes a posterior. With a certificate the draws of the mixture, each of weight 1/n, are joined by the scored ones of
-weight w − v (see `weights.py`), which are less than nothing where the posterior is too dense: all that is printed is of
-this one weighted sample, whose noise is that of the correction and not of the whole.
+Takes a posterior. With a certificate the sample is n draws of the mixture with weights 1/n, and the scored draws with
+weights w − v (see `trust/importance.py`), which are negative where the mixture's density is too high. Estimates from
+this signed sample have the Monte Carlo error of the correction only, which vanishes where the posterior is exact.
 """
 
 import dataclasses
@@ -19,13 +19,21 @@ from epvi.ground.seeds import Seed, as_key
 from epvi.ground.text_table import lined_up
 from epvi.hub.refine.refine import Refinable
 
-# Draws by name, (n, ...) each, to other numbers of every draw.
+# From draws by name, of shape (n, ...) each, to derived quantities by name, also with n entries.
 Derive = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Summary:
-    """Mean, standard deviation and quantiles of every parameter; `print` it for a table."""
+    """Mean, standard deviation and quantiles of every parameter; `print` it for a table.
+
+    Attributes:
+        names: names of the scalars, such as `w[0]`.
+        mean: their means.
+        sd: their standard deviations.
+        probabilities: those of the quantiles.
+        quantiles: by scalar and probability.
+    """
 
     names: tuple[str, ...]
     mean: Float[np.ndarray, " n"]
@@ -36,7 +44,7 @@ class Summary:
     def __str__(self) -> str:
         head = ["", "mean", "sd", *(f"{100 * p:g} %" for p in self.probabilities)]
         numbers = np.column_stack([self.mean, self.sd, self.quantiles])
-        # As many decimals as show the sd to two figures.
+        # Decimals that show two significant digits of the sd.
         decimals = [int(np.clip(1 - np.floor(np.log10(sd)), 0, 8)) if sd > 0 else 4 for sd in self.sd]
         cells = [[f"{x:.{k}f}" for x in row] for row, k in zip(numbers, decimals, strict=True)]
         rows = [head, *([name, *row] for name, row in zip(self.names, cells, strict=True))]
@@ -56,7 +64,7 @@ class Summary:
 def summarise(
     posterior: Refinable, quantiles: Sequence[float], num_samples: int, seed: Seed, of: Derive | None
 ) -> Summary:
-    """The table; moments of unconstrained parameters are those of the mixture, and not of draws, before correction."""
+    """The summary; moments of unconstrained parameters are those of the mixture (exact), plus the correction."""
     mixture, space = posterior.mixture, posterior.space
     key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
     theta = draw(mixture, uniform_points(num_samples, mixture.dim + 1, key))
@@ -88,7 +96,7 @@ def summarise(
 
 
 def derived(of: Derive, values: dict[str, np.ndarray], num_draws: int) -> dict[str, np.ndarray]:
-    """What a user's function makes of the draws, one value for each."""
+    """The derived quantities by a user's function, checked: finite, with one entry per draw."""
     made = of(values)
     if not isinstance(made, Mapping):
         raise EpviError(f"of gives a {type(made).__name__}: it must give a dict of arrays with one entry per draw.")
@@ -110,7 +118,7 @@ def _moments(values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"])
 def _corrected(
     values: Float[np.ndarray, "S k"], weights: Float[np.ndarray, " S"], mean: np.ndarray, sd: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sd with weights added that sum to nothing."""
+    """Mean and sd corrected by draws with signed weights, which sum to 0."""
     if not len(values):
         return mean, sd
     away = values - mean
@@ -122,7 +130,7 @@ def _corrected(
 def _quantiles(
     values: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"], probabilities: Sequence[float]
 ) -> Float[np.ndarray, " q"]:
-    """Where the distribution function, kept from falling where weights are negative, passes the probabilities."""
+    """Quantiles of a sample with signed weights: its distribution function is made monotone by its running maximum."""
     order = np.argsort(values, kind="stable")
     below = np.maximum.accumulate(np.cumsum(weights[order]) - 0.5 * np.abs(weights[order]))
     return np.interp(np.asarray(probabilities) * np.sum(weights), below, values[order])

@@ -1,12 +1,13 @@
-"""A natural-gradient step of Gaussians towards the posterior of all rows, and what it gains.
+"""Natural-gradient steps on the ELBO of a Gaussian mixture with one component per mode, and the ELBO that they gain.
 
-Takes the shards' expected values, gradients and Hessians under the Gaussians c of q, one per mode with weights π_c;
-gives the Gaussians of the next round. With step size ρ and log p = Σ_m log p_m:
+Takes the shards' expected values, gradients and Hessians of log p_m under the components c of q, with weights π_c;
+gives the mixture of the next round. With step size ρ and log p = Σ_m log p_m:
 
     Λ_c ← Λ_c − ρ E_c[∇² log p − ∇² log q],  μ_c ← μ_c + ρ Λ_c⁻¹ E_c[∇ log p − ∇ log q],
     log π_c ← log π_c + ρ E_c[log p − log q] + const
 
-All expectations are averages over the same base draws in every round, so that what a step gains is known from pairs.
+All expectations are averages over the same base draws in every round (common random numbers), so that differences of
+the ELBO between rounds have small standard errors.
 """
 
 import dataclasses
@@ -20,16 +21,22 @@ from epvi.gaussian.quasi_random import log_components
 from epvi.wire.answer import Expected
 from epvi.wire.request import mapped
 
-# In one step no precision grows to more than this many times what it was, in any direction. None falls below this part
-# of it, nor below the part 1 − ρ that a step of size ρ leaves: where log p bends upwards, no precision would be right.
+# In one step the precision in any direction grows at most by the first factor, and shrinks at most by the second, or by
+# 1 − ρ if that is larger: where log p is convex, no positive precision would be right. Judgement.
 _MOST, _LEAST = 1e4, 0.2
-# A mean moves by at most so many sds in one step.
+# The longest move of a mean in one step, in sds (Mahalanobis). Judgement: expectations under q say nothing beyond.
 _LONGEST = 10.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class JointMoments:
-    """Gaussians with base draws, and what all shards together said of them."""
+    """Expectations of log p and its derivatives under Gaussians.
+
+    Attributes:
+        gaussians: the components of q.
+        base: standard normal base draws z, mapped to θ = μ + L⁻ᵀz for each component.
+        expected: log p at every mapped draw, and its average gradient and Hessian, summed over all shards.
+    """
 
     gaussians: GaussianMixture
     base: Float[np.ndarray, "R d"]
@@ -48,7 +55,7 @@ class JointMoments:
         means, packing = np.asarray(self.gaussians.means), self.gaussians.structure.packing
         precisions = packing.precision(np.asarray(self.gaussians.roots))
         if len(means) == 1:
-            # The base draws' mean is zero.
+            # The gradient of log q is linear and the base draws have mean zero.
             return np.zeros_like(means), -precisions
         r = softmax(self._logs(), axis=-1)
         slopes = [self._slopes(c, means, precisions) for c in range(len(means))]
@@ -71,14 +78,14 @@ class JointMoments:
 
 
 def paired_difference(before: JointMoments, after: JointMoments) -> Estimate:
-    """What the ELBO gained, with its standard error over base draws, each with its mirror image."""
+    """The gain in ELBO, with its standard error over antithetic pairs of base draws."""
     difference = after.bounds() - before.bounds()
     pairs = difference.reshape(2, -1).mean(axis=0)
     return Estimate(np.asarray(np.mean(pairs)), np.asarray(np.std(pairs, ddof=1) / np.sqrt(len(pairs))))
 
 
 def stepped(moments: JointMoments, rate: float) -> GaussianMixture | None:
-    """The Gaussians after a natural-gradient step; None where what the shards said is not finite."""
+    """The mixture after a natural-gradient step; None where a mean or covariance would not be finite."""
     gaussians, (gradient, hessian) = moments.gaussians, moments.of_log_q()
     structure, packing = gaussians.structure, gaussians.structure.packing
     g = moments.expected.gradient - gradient
@@ -98,18 +105,18 @@ def stepped(moments: JointMoments, rate: float) -> GaussianMixture | None:
 
 
 def only(mixture: GaussianMixture, kept: Bool[np.ndarray, " C"]) -> GaussianMixture:
-    """Some of the Gaussians, with weights that sum to 1."""
+    """The kept components, with their weights normalised."""
     log_weights, means, roots = (np.asarray(x)[kept] for x in (mixture.log_weights, mixture.means, mixture.roots))
     return GaussianMixture(log_weights - logsumexp(log_weights), means, roots, mixture.structure)
 
 
 def _capped(step: np.ndarray, white: np.ndarray) -> np.ndarray:
-    """The step, not longer than so many sds: what is farther is not known from here."""
+    """The step, shortened to at most `_LONGEST` sds."""
     return step * min(1.0, _LONGEST / max(float(np.linalg.norm(white)), 1e-300))
 
 
 def divergence(a: GaussianMixture, b: GaussianMixture) -> float:
-    """KL(a‖b) in nats, Gaussian by Gaussian, with that of the weights."""
+    """An upper bound on KL(a‖b) in nats: that between components of equal index, averaged, plus that of the weights."""
     total, packing = 0.0, a.structure.packing
     listed = zip(
         *(np.asarray(x) for x in (a.log_weights, a.means, a.roots, b.log_weights, b.means, b.roots)), strict=True

@@ -1,7 +1,7 @@
-"""Further rounds: steps on the ELBO of all rows, each confirmed or undone by the next answers.
+"""Refine a posterior by natural-gradient steps on the ELBO of all rows, each confirmed or undone by the next scores.
 
-Takes a posterior and the shards' answers to its draws; gives the posterior of the next round, or the one to stay with.
-What a step is, `ascent.py` says; that a posterior never ends worse than it began is decided here.
+Takes a posterior and the shards' scores of its draws; gives the posterior of the next round, or the final one. The step
+itself is in `natural_gradient.py`; here is decided whether it is kept, so that the ELBO never ends lower than it began.
 """
 
 import dataclasses
@@ -24,22 +24,27 @@ from epvi.hub.trust.propose import base_of
 from epvi.hub.trust.verdict import when_refined
 from epvi.wire.answer import Scores
 
-# A step that moves the posterior by less than this, in nats, is not worth a round: 0.03 sds of one parameter.
+# Steps with a smaller KL divergence, in nats, are not worth a round: 5e-4 is a mean that moves by 0.03 sds (0.03²/2).
 WORTH = 5e-4
-# Steps below this size are given up.
+# The smallest step size ρ: after an undone step it is halved, so that refinement ends after four in a row. Judgement.
 _LEAST_RATE = 0.1
-# How near base draws are that were made again.
+# Largest difference between base draws (standard normal) that are generated again. Judgement: far above rounding.
 _SAME_DRAWS = 1e-6
-# Modes that turn out lighter than this are dropped, as most stray ones are.
+# Modes of smaller weight are dropped, as most stray ones are. Judgement: no summary shows 1e-6 of the mass.
 _LIGHTEST = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Step:
-    """Where a refinement is: after how many rounds, with which step size, and what was before the last step.
+    """State of a refinement.
 
-    `gained` are the nats that confirmed steps have gained. Without `before` no step is waiting to be confirmed; with
-    it, `mixture` and `certificate` are the posterior's as it was, to go back to.
+    Attributes:
+        rounds: steps taken so far.
+        rate: step size ρ of the next step.
+        gained: ELBO gained by all confirmed steps, in nats.
+        before: expectations before the last step, if that is not confirmed yet; otherwise None.
+        mixture: the posterior before the unconfirmed step, to return to.
+        certificate: its certificate.
     """
 
     rounds: int
@@ -52,11 +57,11 @@ class Step:
 
 @runtime_checkable
 class Refinable(Approximation, Protocol):
-    """A posterior with its certificate, once draws of it were scored."""
+    """A posterior approximation that can have a certificate."""
 
     @property
     def certificate(self) -> Certificate | None:
-        """What scored draws said of it."""
+        """The certificate, once draws were scored."""
         ...
 
 
@@ -65,10 +70,10 @@ Posterior = TypeVar("Posterior", bound=Refinable)
 
 @verb("the refinement")
 def refine(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bool = False) -> Posterior:
-    """Take the answers to a posterior's draws: confirm or undo its last step, and take the next.
+    """Confirm or undo the posterior's last step by the scores of its draws, and take the next step.
 
-    The posterior that comes back has draws for the sites to score again, unless `posterior.step.before` is None: then
-    nothing was left to improve, and it has its certificate.
+    The sites then score draws of the posterior that is returned, until its `step.before` is None: then refinement has
+    converged, and the posterior has its certificate.
     """
     answered = collect(posterior, scores)
     made = advance(posterior, answered, certificate_of(posterior, answered, accept_missing))
@@ -78,13 +83,13 @@ def refine(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bo
 
 
 def settle(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bool = False) -> Posterior:
-    """Take the answers to a posterior's draws and take no further step: its last one is confirmed or undone."""
+    """Confirm or undo the posterior's last step by the scores of its draws, without a further step."""
     answered = collect(posterior, scores)
     return confirmed(posterior, answered, certificate_of(posterior, answered, accept_missing))[0]
 
 
 def advance(posterior: Posterior, answered: Answered, certificate: Certificate, worth: float = WORTH) -> Posterior:
-    """The posterior of the next round, or the one to stay with when the step would not be worth it."""
+    """The posterior of the next round, or the final one when the next step would move it by less than `worth` nats."""
     stays, moments = confirmed(posterior, answered, certificate)
     if moments is None:
         raise EpviError(
@@ -106,7 +111,7 @@ def advance(posterior: Posterior, answered: Answered, certificate: Certificate, 
 
 
 def finished(posterior: Posterior) -> Posterior:
-    """The posterior that no further round will improve: its verdict says so."""
+    """The final posterior: the text of its certificate no longer recommends refinement."""
     found = posterior.certificate
     if found is None or not found.faults:
         return posterior
@@ -117,7 +122,7 @@ def finished(posterior: Posterior) -> Posterior:
 def confirmed(
     posterior: Posterior, answered: Answered, certificate: Certificate
 ) -> tuple[Posterior, JointMoments | None]:
-    """The posterior after its last step was confirmed or undone, and its moments."""
+    """The posterior with its last step confirmed or undone, and the expectations under it."""
     moments = moments_of(posterior, answered)
     step = posterior.step
     if step is not None and step.before is not None and moments is not None:
@@ -135,7 +140,7 @@ def confirmed(
 
 
 def moments_of(posterior: Refinable, answered: Answered) -> JointMoments | None:
-    """What the shards together said of the posterior's Gaussians."""
+    """The expectations under the posterior's Gaussians, summed over shards; None when they were not asked for."""
     if answered.moments is None:
         return None
     base = base_of(answered.scores[0].asked, posterior.space.dim)
@@ -143,7 +148,7 @@ def moments_of(posterior: Refinable, answered: Answered) -> JointMoments | None:
 
 
 def _check_pairs(before: JointMoments, after: JointMoments, one: Scores) -> None:
-    """Refuse answers that cannot be set beside those before the last step, draw by draw."""
+    """Refuse scores whose base draws are not those before the last step: the gain is estimated from pairs."""
     if before.base.shape != after.base.shape or np.any(np.abs(before.base - after.base) > _SAME_DRAWS):
         raise EpviError(
             f"{one.called} answers draws of another seed than those before the last step, with which they are compared:"
@@ -152,7 +157,7 @@ def _check_pairs(before: JointMoments, after: JointMoments, one: Scores) -> None
 
 
 def _gain(step: Step, after: JointMoments | None, now: Certificate) -> float:
-    """How many nats the step gained: by pairs of base draws, as far as the certificates' own draws allow it."""
+    """The ELBO gained by the step: from paired base draws, limited by what the certificates' draws confirm."""
     assert step.before is not None
     if step.certificate is None:
         return float(paired_difference(step.before, after).value) if after is not None else 0.0
@@ -165,12 +170,12 @@ def _gain(step: Step, after: JointMoments | None, now: Certificate) -> float:
         return np.inf if after is None else float(paired_difference(step.before, after).value)
     if after is None:
         return told
-    # Steps may suit the base draws better than the posterior: other draws must not deny it.
+    # Steps may overfit the base draws: independent draws limit the gain, with two standard errors of tolerance.
     return min(float(paired_difference(step.before, after).value), told + noise)
 
 
 def _with(posterior: Posterior, gaussians: GaussianMixture, step: Step, certificate: Certificate | None) -> Posterior:
-    """The posterior with these Gaussians in the place of its own."""
+    """The posterior with this mixture instead of its own."""
     count = "one Gaussian" if gaussians.num_components == 1 else f"{gaussians.num_components} Gaussians"
     rounds = f"{step.rounds} round{'s' if step.rounds != 1 else ''}"
     if step.before is None:

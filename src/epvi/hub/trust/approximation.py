@@ -1,4 +1,7 @@
-"""What the certificate and the refinement need of a posterior, so that they lie below it and do not import it."""
+"""The protocol of a posterior approximation, as certificates and refinements use it.
+
+With it these modules need not import `Posterior`, which lies in a layer above them.
+"""
 
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -9,29 +12,26 @@ from epvi.wire.shard_fit import ShardFit
 
 @runtime_checkable
 class Approximation(Protocol):
-    """A mixture over unconstrained θ, made of the fits of shards; `epvi.Posterior` is one.
-
-    `step` is where its refinement is, or None before the first step.
-    """
+    """A mixture q(θ) over unconstrained θ, combined from shard fits; `epvi.Posterior` is one."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     @property
     def mixture(self) -> GaussianMixture:
-        """q(θ)."""
+        """The approximation q(θ)."""
         ...
 
     @property
     def space(self) -> Space:
-        """The parameters."""
+        """The parameters and their supports."""
         ...
 
     @property
     def fits(self) -> tuple[ShardFit, ...]:
-        """The shards' fits, in the order of shards."""
+        """The shard fits, sorted by shard."""
         ...
 
     @property
     def step(self) -> Any:
-        """Where the refinement is."""
+        """The state of its refinement; None before the first step."""
         ...

@@ -1,7 +1,8 @@
-"""The second round: scored draws -> a `Certificate` that says whether a posterior can be trusted, and corrects it.
+"""Check a posterior by importance sampling: the shards' scores at its draws -> a `Certificate`.
 
-Takes a posterior and every shard's `Scores`. They sum to the log joint at draws of a known density, so the centre needs
-neither rows nor model: importance weights, their effective number, PSIS and k̂, the ELBO, the evidence, and a verdict.
+Takes a posterior and every shard's `Scores`. These sum to the log joint density at draws of a known proposal, so the
+hub needs neither rows nor model to compute importance weights, their effective sample size, PSIS and its k̂, the ELBO,
+the evidence, and a verdict. The weights also correct the posterior's summary and draws.
 """
 
 import dataclasses
@@ -27,16 +28,26 @@ from epvi.wire.answer import Scores
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Certificate:
-    """What scored draws say of a posterior.
+    """The result of importance sampling with a posterior as (most of) the proposal.
 
-    `verdict` is "trust", "trust with corrected weights" or "do not trust", and `text` says why and what to do. `ess` of
-    `num_draws` draws count, `k_hat` is the Pareto shape of their weights' tail. `mean_shift` is by how many sds the
-    weights move the mean that moves most, `mean_error` the greatest standard error of a corrected mean, in sds, and
-    `sd_ratios` the least and greatest factor by which the weights change an sd. `elbo` and `log_evidence` are in nats
-    (no evidence under a flat prior), `doubt` how well the scores are known. `conflict` are p-values of the shards.
-    `theta` are the draws with normalised `weights`, and `own` what the posterior itself would weigh them with;
-    `corrects` says whether the weights are even enough to be used. `faults` are what is wrong: codes (`reasons`) with
-    a clause each.
+    Attributes:
+        verdict: "trust", "trust with corrected weights" or "do not trust".
+        text: the verdict with its reasons, and what to do.
+        corrects: whether the importance weights are even enough to correct summaries and draws.
+        ess: effective sample size of the weights.
+        efficiency: `ess` relative to that of an exact posterior under the same proposal.
+        k_hat: Pareto shape k̂ of the weights' upper tail (PSIS).
+        mean_shift: the largest change of a mean by the weights, in posterior sds.
+        mean_error: the largest standard error of a corrected mean, in posterior sds.
+        sd_ratios: the smallest and the largest factor by which the weights change an sd.
+        elbo: the ELBO in nats, with its standard error.
+        log_evidence: log marginal likelihood in nats, with its standard error; None under a flat prior.
+        doubt: weighted mean of the standard errors of log p at the draws, in nats; 0 when all scores are exact.
+        conflict: p-value of the score test by shard, Bonferroni-corrected.
+        theta: the scored draws.
+        weights: their normalised importance weights w ∝ p/g, smoothed by PSIS.
+        own: their normalised weights v ∝ q/g if the posterior q were exact.
+        faults: what is wrong, as reason codes (`reasons`) with a clause each.
     """
 
     verdict: Verdict
@@ -89,7 +100,7 @@ class Certificate:
 
     @property
     def resamples(self) -> bool:
-        """Whether draws of the posterior are to be taken from the weighted ones."""
+        """Whether samples of the posterior are resampled from the weighted draws."""
         return self.corrects and self.verdict != Verdict.TRUST
 
     def to_json(self) -> dict[str, Any]:
@@ -116,8 +127,9 @@ _NUMBERS = ("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt")
 def certify(posterior: Approximation, scores: Iterable[Scores], *, accept_missing: bool = False) -> Certificate:
     """The certificate of a posterior from the scores of all its shards.
 
-    `posterior.with_certificate(certificate)` has its summary and its draws corrected by it. A posterior without the
-    rows of some shards is not trusted unless `accept_missing` says that it is to stand for the others only.
+    `posterior.with_certificate(certificate)` has its summary and its draws corrected by the importance weights. A
+    posterior that lacks the rows of some shards gets "do not trust", unless `accept_missing` declares that the
+    posterior of the other shards is what is wanted.
     """
     if not isinstance(posterior, Approximation):
         raise EpviError(f"posterior is a {type(posterior).__name__}: pass what epvi.fit or epvi.combine gives.")
@@ -129,7 +141,11 @@ def certify(posterior: Approximation, scores: Iterable[Scores], *, accept_missin
 def certificate_of(
     posterior: Approximation, answered: Answered, accept_missing: bool = False, one_table: bool = False
 ) -> Certificate:
-    """The certificate of answers that were checked; of `one_table` when its rows were split by epvi itself."""
+    """The certificate from checked scores.
+
+    With `one_table` epvi itself has split the rows, so that equal scores of two shards do not mean that rows count
+    twice.
+    """
     if not np.any(np.isfinite(answered.log_p)):
         raise EpviError("no draw of the posterior is possible for all shards: look at posterior.conflict().")
     weights = weigh(answered.proposal, answered.log_p, posterior.mixture)

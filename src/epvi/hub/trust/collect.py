@@ -1,7 +1,8 @@
-"""Answers that belong to a posterior, checked and added up.
+"""Check the shards' scores of a posterior's draws, and sum them to the log joint density.
 
-Takes a posterior and its shards' `Scores`; refuses answers to other draws, of other shards, with other rows or another
-share of the prior than were fitted, and gives their sums. What stands in for a shard is its own answer.
+Takes a posterior and its shards' `Scores`; refuses scores of other draws, of shards that are not in the posterior, and
+of other rows or another share of the prior than were fitted. A stand-in (a fit of a share of the prior without rows)
+has nobody to score it: its Gaussian is evaluated here.
 """
 
 import dataclasses
@@ -23,15 +24,23 @@ from epvi.wire.answer import Derivatives, Expected, Scores
 from epvi.wire.request import mapped
 from epvi.wire.shard_fit import ShardFit
 
-# How near a draw that was made again is to the one that was sent.
+# Largest relative difference between a draw as the site has it and as it is generated again here. Judgement: far above
+# rounding, far below a posterior sd.
 _SAME = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Answered:
-    """All shards' answers to one request: their sums, and the shards' own derivatives at the first centre.
+    """All shards' answers to one request, and their sums.
 
-    `scores` are in the order of shards, without stand-ins; `doubt` is the standard error of log p at each draw.
+    Attributes:
+        proposal: the draws and the density that they came from.
+        scores: the answers, sorted by shard, without stand-ins.
+        log_p: log joint density at every draw: the sum of all log p_m.
+        doubt: its standard error at every draw, in nats.
+        centres: log joint density, its gradient and Hessian at the centres.
+        moments: expected log joint density, gradient and Hessian under the Gaussians; None when not all shards sent
+            any.
     """
 
     proposal: Proposal
@@ -43,12 +52,12 @@ class Answered:
 
     @property
     def proper(self) -> bool:
-        """Whether there is an evidence."""
+        """Whether the prior is a proper density, so that the evidence is defined."""
         return all(one.proper for one in self.scores)
 
 
 def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
-    """Check the answers and add them up."""
+    """Check the scores and sum them."""
     given = _sorted(scores)
     for one in given[1:]:
         if one.asked != given[0].asked:
@@ -68,7 +77,7 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     stand_ins = [fit for fit in posterior.fits if fit.is_stand_in]
     points = mapped(proposal.modes, base_of(given[0].asked, posterior.space.dim))
     prior = [_own_answer(fit, proposal, points) for fit in stand_ins]
-    # Its Gaussian was taken because it is the prior's share up to a constant, which its bound tells.
+    # A stand-in's Gaussian is the normalised share of the prior; its ELBO is the log of the normalising constant.
     values = [log_density(fit.mixture, proposal.theta) + float(fit.elbo.value) for fit in stand_ins]
     moments = [one.moments for one in given]
     whole = [*moments, *(expected for _, expected in prior)] if points.shape[1] else [None]
@@ -87,7 +96,7 @@ def _summed(groups: Sequence[Any]) -> list[np.ndarray]:
 
 
 def _own_answer(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C R d"]) -> tuple[Derivatives, Expected]:
-    """What a stand-in's Gaussian answers in its place."""
+    """Derivatives and moments of a stand-in, from its Gaussian."""
     means = np.asarray(proposal.modes.means)
     structure = proposal.modes.structure
     own = components_of(fit.mixture, structure)[0]
@@ -97,7 +106,7 @@ def _own_answer(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C 
     constant = float(fit.elbo.value)
     values = np.stack([log_density(fit.mixture, some) + constant for some in points])
     at = log_density(fit.mixture, means) + constant
-    # The average over base draws, whose mean is zero, is that at the mean.
+    # The gradient is linear and the base draws have mean zero: its average over them is its value at the mean.
     return Derivatives(at, gradient, hessian), Expected(values, gradient, hessian)
 
 

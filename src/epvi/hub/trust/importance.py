@@ -1,8 +1,9 @@
-"""Importance weights of scored draws: how good a posterior is, and what it comes to when it is corrected.
+"""Importance weights of scored draws, and the corrected means and sds that follow from them.
 
-Takes a `Proposal` and the log joint at its draws; gives `Weights`. With w ∝ p/g and v ∝ q/g, both normalised over the
-draws, an expectation under p is that under q, which is known, plus Σ (w − v) h: where q is p nothing is left of the
-noise. PSIS (Vehtari et al. 2024) smooths the largest weights and tells by k̂ how heavy their tail is.
+Takes a `Proposal` with density g, the log joint density p at its draws, and the posterior q; gives `Weights`. With
+w ∝ p/g and v ∝ q/g, both normalised over the draws, E_p h is estimated by E_q h + Σ (w − v) h: E_q h is known exactly
+and serves as a control variate, so that the Monte Carlo error vanishes where q = p. PSIS (Vehtari et al. 2024) smooths
+the largest weights and estimates the Pareto shape k̂ of their tail.
 """
 
 import dataclasses
@@ -14,16 +15,27 @@ from scipy.special import logsumexp, softmax
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.hub.trust.propose import Proposal
 
-# Weights below exp of this of the largest are none.
+# Log weights are floored at this, relative to the largest: exp(-600) is about 1e-261, nothing beside 1, but not yet the
+# underflow to 0 (below exp(-745)) that gives NaN in PSIS.
 _NOTHING = -600.0
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weights:
-    """`corrected` are w and `own` are v, normalised; `ess` is the effective number of draws under w.
+    """Importance weights and what follows from them.
 
-    `efficiency` is that relative to v's, `tail` the share of the weight of the draws that k̂ is about. `shift` is by how
-    many sds each mean moves under w, `sd_ratio` what becomes of each sd, `noise` the standard error of the shifts.
+    Attributes:
+        corrected: w, normalised and smoothed by PSIS.
+        own: v, normalised: the weights if the posterior q were exact.
+        ess: effective sample size 1 / Σ w².
+        efficiency: `ess` relative to that of v.
+        k_hat: Pareto shape k̂ of the tail of w; −inf for equal weights, inf when it cannot be estimated.
+        tail: sum of the weights to which the Pareto tail was fitted.
+        shift: change of every mean under w, in sds of q.
+        sd_ratio: corrected sd over that of q, by coordinate.
+        noise: standard errors of `shift`.
+        elbo: E_q[log p − log q] with its standard error.
+        log_evidence: log ∫ p with its standard error.
     """
 
     corrected: Float[np.ndarray, " S"]
@@ -40,7 +52,7 @@ class Weights:
 
 
 def weigh(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: GaussianMixture) -> Weights:
-    """The weights of all draws."""
+    """The importance weights of all draws, with their diagnostics."""
     log_w = log_p - proposal.log_g
     log_v = proposal.log_q - proposal.log_g
     smooth, k_hat = _smoothed(log_w)
@@ -63,22 +75,21 @@ def weigh(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: GaussianMixture
 
 
 def _tail_length(n: int) -> int:
-    """How many of the largest weights PSIS looks at."""
+    """How many of the largest weights PSIS fits the Pareto tail to (Vehtari et al. 2024): min(n/5, 3√n)."""
     return int(np.ceil(min(0.2 * n, 3 * np.sqrt(n))))
 
 
 def _smoothed(log_w: Float[np.ndarray, " S"]) -> tuple[Float[np.ndarray, " S"], float]:
-    # Pandas and xarray come with it where they are installed.
+    # Imported late: it imports pandas and xarray where they are installed, which takes time.
     from arviz_stats.base.array import array_stats
 
-    # Without a floor of their own, draws of no weight would make NaN.
     floored = np.maximum(log_w - np.max(log_w), _NOTHING)
     if np.ptp(floored) < 1e-9:
         return floored, -np.inf
-    # It takes log likelihoods, as for leaving rows out, where the weights are their inverses.
+    # psislw is written for leave-one-out: it takes log likelihoods, whose negatives are the log weights.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         smooth, k_hat = array_stats.psislw(-floored)
-    # One draw that has all of the weight leaves no tail to fit.
+    # With all weight on one draw there is no tail to fit.
     if not np.all(np.isfinite(smooth)) or not np.isfinite(k_hat):
         return floored, np.inf
     return np.asarray(smooth, np.float64), float(k_hat)
@@ -87,17 +98,17 @@ def _smoothed(log_w: Float[np.ndarray, " S"]) -> tuple[Float[np.ndarray, " S"], 
 def _moved(
     theta: np.ndarray, w: np.ndarray, v: np.ndarray, q: GaussianMixture
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By how many sds means move, by which factor sds, and the standard error of the first."""
+    """Shifts of the means in sds of q, ratios of the sds, and the standard errors of the shifts."""
     z = (theta - np.asarray(q.mean())) / np.asarray(q.sd())
     shift = (w - v) @ z
-    # The variance of z under q is 1.
+    # Var_q z = 1 by construction.
     variance = 1 + (w - v) @ z**2 - shift**2
     noise = np.sqrt((w - v) ** 2 @ (z - shift) ** 2)
     return shift, np.sqrt(np.maximum(variance, 1e-12)), noise
 
 
 def _elbo(proposal: Proposal, log_p: np.ndarray) -> Estimate:
-    """E_q[log p − log q], from the posterior's own draws."""
+    """E_q[log p − log q], from the draws that came from q itself."""
     ratio = (log_p - proposal.log_q)[: proposal.num_own]
     if not np.all(np.isfinite(ratio)):
         return Estimate(np.asarray(-np.inf), np.asarray(np.inf))
@@ -105,7 +116,10 @@ def _elbo(proposal: Proposal, log_p: np.ndarray) -> Estimate:
 
 
 def _log_evidence(log_w: np.ndarray, log_v: np.ndarray) -> Estimate:
-    """log ∫ p: the mean of p/g over that of q/g, whose expectation is 1 and whose noise is the same where q is p."""
+    """log ∫ p, estimated by the log of Σ p/g over Σ q/g.
+
+    The denominator has a known expectation (n, since ∫ q = 1) and serves as a control: where q ∝ p the errors cancel.
+    """
     ratio = float(np.asarray(logsumexp(log_w)) - np.asarray(logsumexp(log_v)))
     relative = np.exp(log_w - ratio) - np.exp(log_v)
     return Estimate(np.asarray(ratio), np.asarray(np.std(relative, ddof=1) / np.sqrt(len(relative))))

@@ -1,7 +1,8 @@
-"""A posterior's mixture as one Gaussian per mode, and the modes that shards had and the posterior has not.
+"""Reduce a posterior's mixture to one Gaussian per mode, and find modes of the shards that the posterior lacks.
 
-Takes the posterior's mixture and those of the shards; gives Gaussians to expand about and to refine. Two Gaussians are
-of one mode when their means are near each other: δᵀ(Σ_a + Σ_b)⁻¹δ, about the square of half their distance in sds.
+Takes the posterior's mixture and those of the shards; gives the Gaussians at which derivatives are asked for and which
+are refined. Two Gaussians belong to one mode when δᵀ(Σ_a + Σ_b)⁻¹δ is small, with δ the difference of their means: for
+equal covariances this is half the squared Mahalanobis distance.
 """
 
 from collections.abc import Sequence
@@ -15,20 +16,25 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structure import Structure, common
 from epvi.gaussian.structures import Diagonal, Full
 
-# Whole matrices of second derivatives are asked for up to this many parameters, as fits have them.
+# Parameters up to which full Hessians are asked for, and only their diagonals beyond: the same limit up to which fits
+# have full covariances by default.
 FULL_UP_TO = 100
-# Equal Gaussians three sds apart are two modes.
+# Gaussians of equal covariance whose means are 3 sds apart (3²/2) or more are two modes. Judgement: a mixture of two
+# equal ones is bimodal from 2 sds on.
 _ONE_MODE = 4.5
-# A shard's component is another mode when chance brings it so far from the posterior's so rarely.
+# A shard's component belongs to no mode of the posterior when the chi-squared p-value of its distance from each is
+# below this. Judgement: components are many, and stray modes cost every site work.
 _RARELY = 1e-6
-# So many components are looked at, and so many modes kept.
+# Components of the shards that are examined as stray, and stray modes that are kept. Judgement: bounds on the work.
 _MOST_LOOKED_AT, _MOST_STRAY = 32, 4
-# Of the heaviest components that hold this mass, modes are made; what is left is spread over them.
+# The heaviest components, up to this total weight and this number, are grouped into modes; the remaining weight is
+# distributed over them in proportion. Judgement: 1e-4 of the mass changes no summary, and grouping compares each with
+# every mode.
 _MASS, _MOST_COMPONENTS = 0.9999, 2000
 
 
 def one_per_mode(mixture: GaussianMixture) -> GaussianMixture:
-    """Gaussians with the moments of the components around each mode, heaviest first."""
+    """One Gaussian per mode, with the weight, mean and covariance of the components around it; heaviest first."""
     structure = common([Full() if mixture.dim <= FULL_UP_TO else Diagonal(), mixture.structure])
     mixture = mixture.to(structure)
     if mixture.num_components == 1:
@@ -59,9 +65,10 @@ def one_per_mode(mixture: GaussianMixture) -> GaussianMixture:
 
 
 def stray_modes(shards: Sequence[GaussianMixture], modes: GaussianMixture) -> GaussianMixture | None:
-    """Where shards have components that no mode of the posterior explains: local products of those that are near.
+    """Modes where shards have components that belong to no mode of the posterior, or None.
 
-    Most shared ones first; None when there is no such place.
+    Each is the product of one such component and, of every other shard, the nearest one that may belong to the same
+    mode. Modes to which most shards contribute come first.
     """
     structure = modes.structure
     own = components_of(modes, structure)
@@ -88,7 +95,7 @@ def stray_modes(shards: Sequence[GaussianMixture], modes: GaussianMixture) -> Ga
 
 
 def joined(modes: GaussianMixture, others: GaussianMixture | None, share: float) -> GaussianMixture:
-    """All in one mixture, the others with this share of the weight together."""
+    """One mixture of both, in which `others` have this share of the weight in total."""
     if others is None:
         return modes
     weights = np.concatenate([(1 - share) * np.asarray(modes.weights), share * np.asarray(others.weights)])
@@ -101,7 +108,7 @@ def joined(modes: GaussianMixture, others: GaussianMixture | None, share: float)
 
 
 def _nearest_of_each(one: Gaussian, own: int, strange: list[tuple[int, Gaussian]], far: float) -> list[Gaussian]:
-    """The component itself, and of every other shard the one nearest to it, if that may be of the same mode."""
+    """The component itself, and of every other shard the nearest one, if it may belong to the same mode."""
     nearest: dict[int, tuple[float, Gaussian]] = {own: (0.0, one)}
     for m, other in strange:
         distance = one.distance(other)
@@ -120,7 +127,7 @@ _Part = tuple[float, np.ndarray, np.ndarray]
 def _moments(
     weights: Float[np.ndarray, " n"], means: np.ndarray, covariances: np.ndarray, structure: Structure
 ) -> _Part:
-    """Weight, mean and covariance of several components together."""
+    """Total weight, mean and covariance of several components (moment matching)."""
     total = float(np.sum(weights))
     share = weights / total
     mean = share @ means
@@ -129,7 +136,7 @@ def _moments(
 
 
 def _merged(parts: list[_Part], structure: Structure) -> list[_Part]:
-    """Parts that turn out to be of one mode as one."""
+    """The parts, heaviest first, with those that belong to one mode merged by their moments."""
     for i, a in enumerate(parts):
         for j in range(i + 1, len(parts)):
             b = parts[j]

@@ -1,8 +1,8 @@
-"""What the centre asks about a posterior: draws, most of them its own and some that would find it out.
+"""Draw from a defensive mixture proposal: the posterior, an inflated copy of it, and modes that it may lack.
 
-Takes a posterior and how much to ask; gives `Draws` for the sites, and for the centre the `Proposal` that they came
-from. Draws of the posterior alone cannot tell what it lacks: a mode that it dropped gets no draw, and all others look
-perfect. So some come from the posterior inflated, and some from places where shards had something else.
+Takes a posterior and the size of the request; gives `Draws` for the sites, and for the hub the `Proposal` with its
+density. Draws of the posterior alone cannot show what it lacks: a mode that it dropped gets no draw, and the weights of
+all others look perfect. So some draws come from the posterior with larger sds, and some from modes of single shards.
 """
 
 import dataclasses
@@ -21,21 +21,29 @@ from epvi.parameters.alignment import aligned
 from epvi.wire.request import Asked, Draws
 from epvi.wire.shard_fit import Part, Provenance
 
-# Sixteenths of the draws that are inflated, and that are stray.
+# Sixteenths of the draws from the inflated posterior, and from stray modes (if any). Judgement: enough to detect what
+# is missing, while an exact posterior has an effective sample size of at least 13/16 of the draws.
 _INFLATED, _STRAY = 2, 1
-# Inflated draws are this many nats less dense at the mean, and at most twice as wide.
+# The inflated copy has sds larger by exp(3/d), at most 2: the density at its mean is lower by 3 nats (less for d < 5).
+# Judgement: wide enough to reach the tails, near enough that draws keep some weight.
 _NATS, _WIDEST = 3.0, 2.0
-# What stray modes weigh among the Gaussians until their moments are known.
+# Initial weight of stray modes among the Gaussians to refine; the first natural-gradient step replaces it. Judgement.
 _STRAY_WEIGHT = 1e-3
-# Changes when the same posterior and key no longer give the same draws.
+# Version of the way draws are generated, part of the digest: increase it when the same posterior and key give others.
 _SCHEME = b"1"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Proposal:
-    """Draws, the first `num_own` of them from the posterior, with the log densities of where they came from and of it.
+    """Draws of the mixture proposal g, with their log densities.
 
-    `modes` are the posterior's, one Gaussian each, and after the first `num_modes` stray ones.
+    Attributes:
+        theta: the draws; those from the posterior come first.
+        num_own: how many came from the posterior.
+        log_g: log density of the proposal at every draw.
+        log_q: log density of the posterior at every draw.
+        modes: one Gaussian per mode of the posterior, followed by the stray modes.
+        num_modes: how many of them are modes of the posterior.
     """
 
     theta: Float[np.ndarray, "S d"]
@@ -47,7 +55,7 @@ class Proposal:
 
 
 def propose(posterior: Approximation, asked: Asked) -> Proposal:
-    """The draws that belong to a request, made again from the posterior."""
+    """The draws of a request: the same ones whenever they are generated from the same posterior."""
     q = posterior.mixture
     settled = posterior.step is not None
     modes = q if settled else one_per_mode(q)
@@ -57,7 +65,7 @@ def propose(posterior: Approximation, asked: Asked) -> Proposal:
     scale = min(_WIDEST, math.exp(_NATS / q.dim))
     wide = GaussianMixture(q.log_weights, q.means, np.asarray(q.roots) / scale, q.structure)
     points = uniform_points(asked.num_draws, q.dim + 1, request_words(asked.key, RequestStream.DRAWS))
-    # Runs of a Sobol sequence are spread as well as the whole.
+    # A contiguous part of a Sobol sequence has low discrepancy as well.
     parts = np.split(points, np.cumsum(counts)[:-1])
     sources = [q, wide, *([stray] if stray is not None else [])]
     theta = np.concatenate([draw(source, u) for source, u in zip(sources, parts, strict=False)])
@@ -73,7 +81,7 @@ def _counts(num_draws: int, stray: bool) -> tuple[int, int, int]:
 
 
 def draws_of(posterior: Approximation, asked: Asked) -> Draws:
-    """What the sites are sent."""
+    """The request that is sent to the sites."""
     made = propose(posterior, asked)
     fits = [fit for fit in posterior.fits if not fit.is_stand_in]
     return Draws(
@@ -100,12 +108,15 @@ def _without_rows(made_of: Provenance) -> Provenance:
 
 
 def usual_base(dim: int) -> int:
-    """Base draws of a Gaussian: enough for an exact covariance, up to what derivatives at them may cost."""
+    """How many base draws each Gaussian gets unless said: the power of 2 from 4d on, within 64 and 256.
+
+    More than d are needed for an invertible sample covariance; sites compute derivatives at each. Judgement.
+    """
     return min(256, max(64, 2 ** math.ceil(math.log2(4 * dim))))
 
 
 def digest_of(posterior: Approximation) -> str:
-    """What tells a posterior from another: its mixture and the fits that it was made of."""
+    """A hash that identifies a posterior: of its mixture and the fits that it was combined from."""
     digest = hashlib.sha256(_SCHEME)
     for mixture in (posterior.mixture, *(fit.mixture for fit in posterior.fits)):
         for array in (mixture.log_weights, mixture.means, mixture.roots):

@@ -1,7 +1,7 @@
-"""Verdicts and the reasons for them as values, and the one place where they become text.
+"""Verdicts and reason codes, and the only place where they are turned into text.
 
-Takes what was found wrong with a posterior, as codes with a clause each; gives the text of a certificate. Which remedy
-it names depends on the code and on whether further rounds can still help, never on the wording.
+Takes what is wrong with a posterior, as reason codes with a clause each; gives the text of a certificate. The remedy
+that it names depends on the code and on whether further refinement rounds can help, never on the wording.
 """
 
 import enum
@@ -12,7 +12,7 @@ from epvi.ground.status import StatusCode
 
 
 class Verdict(enum.StrEnum):
-    """Whether a posterior can be trusted; the values are the words of certificates and files."""
+    """Whether a posterior can be trusted; the values are used in certificates and files."""
 
     TRUST = "trust"
     CORRECTED = "trust with corrected weights"
@@ -20,7 +20,7 @@ class Verdict(enum.StrEnum):
 
     @property
     def status_code(self) -> StatusCode:
-        """The same as the code of a status."""
+        """The status code of the verdict."""
         return _STATUS_CODES[self]
 
 
@@ -32,7 +32,7 @@ _STATUS_CODES = {
 
 
 class Reason(enum.StrEnum):
-    """Why a posterior cannot be trusted; OTHER is one that a later version has written to a file."""
+    """Why a posterior cannot be trusted; OTHER stands for a code of a later version, read from a file."""
 
     PRIOR_SHARES = "prior-shares"
     MISSING_ROWS = "missing-rows"
@@ -45,7 +45,7 @@ class Reason(enum.StrEnum):
 
 
 class Fault(NamedTuple):
-    """A reason, and what was found as a clause: "it lacks a mode that ..."."""
+    """A reason code, and the finding as a clause: "it lacks a mode that ..."."""
 
     reason: Reason
     finding: str
@@ -67,7 +67,7 @@ _REMEDIES = {
     Reason.UNCERTAIN_SCORES: "ask for exact ones (exact=True, --exact)",
     Reason.OTHER: "",
 }
-# What rounds of refinement can mend.
+# Reasons that refinement rounds can remove.
 _REFINABLE = frozenset({Reason.LOST_MODE, Reason.UNEVEN_WEIGHTS})
 
 

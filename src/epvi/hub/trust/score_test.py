@@ -1,10 +1,11 @@
-"""Whether the shards agree at the posterior's mode: a score test, shard by shard, with the rows' own variation.
+"""Score test of every shard against all shards together, at the posterior's mode, with empirical Fisher information.
 
-Takes of every shard the sum g_m of its n_m rows' gradients at one point, the sum J_m of their products, and its
-curvature H_m. Where shards are of one model g_m is H_m H⁻¹ Σ g up to noise (H = Σ H_m, and H⁻¹ Σ g leads to the mode),
-whether or not the model is right, and also where a shard alone tells too little to be fitted. How large the noise is,
-all rows tell together (as for rows dealt out at random), and the shard's own (for sites whose columns vary more); a
-shard is flagged when it is too far by both.
+Takes of every shard the sum g_m of the gradients of its n_m rows' log likelihoods at one point (the score), the sum J_m
+of their outer products (the empirical Fisher information), and the Hessian H_m. If all shards follow the same
+parameters, g_m = H_m H⁻¹ Σ g up to sampling noise, where H = Σ H_m and −H⁻¹ Σ g is the Newton step to the mode. This
+holds for misspecified models, and for shards with too few rows to be fitted alone. The covariance of the noise is
+estimated twice, from all rows (right when rows are dealt out at random) and from the shard's own rows (right for sites
+whose columns vary more than others'); a shard is flagged when both tests reject.
 """
 
 import dataclasses
@@ -15,15 +16,17 @@ from scipy.special import chdtrc, fdtrc
 
 from epvi.gaussian.structures import form_of
 
-# Rows that are rare or heavy-tailed make small p-values likelier than they should be: a fault makes far smaller ones.
+# Significance level for all shards together. Judgement: heavy-tailed or rare rows make the asymptotic p-values too
+# small, while a real fault (wrong units, swapped labels) gives p-values smaller by many orders of magnitude.
 _FALSE_ALARMS = 1e-5
-# Directions in which a shard's rows vary less than this, beside all rows, are no evidence.
+# Directions in which the variance of a shard's scores is below this part of that of all rows are left out: the inverse
+# would be rounding noise. Judgement.
 _LEAST = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """p-values by shard, corrected for their number, and which shards are too far from the others, worst first."""
+    """Bonferroni-corrected p-values by shard, and the positions of the rejected shards, smallest p-value first."""
 
     p: tuple[float, ...]
     flagged: list[int]
@@ -35,7 +38,7 @@ def agreement(
     hessians: Float[np.ndarray, "M d ..."],
     num_rows: Float[np.ndarray, " M"],
 ) -> Agreement:
-    """Test every shard against all together; by single coordinates where only the diagonals of J_m are known."""
+    """Test every shard; coordinate by coordinate (Bonferroni-corrected) where only the diagonal of J_m is known."""
     if not form_of(products[0]).whole:
         tests = [
             agreement(gradients[:, [i]], products[:, [i], None], hessians[:, [i], None], num_rows)
@@ -50,12 +53,12 @@ def agreement(
     told = values > 1e-12 * np.max(values, initial=0.0)
     if count < 2 or not np.any(told):
         return Agreement((1.0,) * count, [])
-    # In units of all rows' noise.
+    # Whitens the scores: a row's score then has identity covariance.
     root = vectors[:, told] / np.sqrt(values[told])
     expected = _expected(gradients, hessians, num_rows)
     p = []
     for gradient, product, n in zip(gradients - expected, products, num_rows, strict=True):
-        # All shards together have chosen the mode, this one with its share.
+        # The mode depends on this shard as well, which reduces the variance of its score by n/N.
         away, spread = root.T @ gradient, n * (1 - n / total)
         by_all = float(chdtrc(len(away), float(away @ away) / spread)) if spread > 0 else 1.0
         p.append(min(1.0, count * max(by_all, _by_its_own(away, root.T @ product @ root, float(n), n / total))))
@@ -65,7 +68,10 @@ def agreement(
 def _expected(
     gradients: Float[np.ndarray, "M d"], hessians: Float[np.ndarray, "M d d"], num_rows: Float[np.ndarray, " M"]
 ) -> Float[np.ndarray, "M d"]:
-    """H_m H⁻¹ Σ g: what is left of the gradient at the point, shared by curvature, or by rows where that is none."""
+    """H_m H⁻¹ Σ g: the expected score of every shard at a point that is not quite the mode.
+
+    Where −H is not positive definite, Σ g is divided by numbers of rows instead.
+    """
     whole = np.sum(gradients, axis=0)
     by_rows = np.outer(num_rows / np.sum(num_rows), whole)
     try:
@@ -81,7 +87,7 @@ def _flagged(p: tuple[float, ...]) -> Agreement:
 
 
 def _by_its_own(away: np.ndarray, product: np.ndarray, num_rows: float, share: float) -> float:
-    """The p-value of Hotelling's T² with the shard's own rows; 1 where they are too few for one."""
+    """The p-value of Hotelling's T² with the covariance of the shard's own scores; 1 where its rows are too few."""
     shares, vectors = np.linalg.eigh(0.5 * (product + product.T) - np.outer(away, away) / num_rows)
     used = shares > _LEAST * num_rows
     dof = int(np.count_nonzero(used))

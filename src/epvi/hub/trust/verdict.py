@@ -1,7 +1,7 @@
-"""Whether a posterior can be trusted: a verdict that joins all signals of a round, with its reasons.
+"""Decide whether a posterior can be trusted, from all diagnostics of a round, with the reasons.
 
-Takes answers, weights and agreement; gives a `Judgement`. No signal alone decides: k̂ of single far draws is
-large on healthy fits, and draws from one mode look perfect when another was dropped.
+Takes summed scores, importance weights and the score test; gives a `Judgement`. No diagnostic decides alone: k̂ is large
+on good fits when a few draws lie far out, and the weights of draws from one mode look perfect when another was dropped.
 """
 
 from collections.abc import Sequence
@@ -21,29 +21,39 @@ from epvi.hub.trust.score_test import Agreement
 # All thresholds are judgement where nothing else is said; `python benchmarks/verdicts.py` counts the false alarms that
 # they raise on healthy fits, of which it allows 2 in 50.
 
-# Up to here the posterior is used as it is: means move by less than this many sds, sds by less than this part.
+# "Trust" needs that the importance weights shift every mean by at most this many sds, and change every sd by at most
+# this fraction.
 _SMALL_SHIFT, _SMALL_CHANGE = 0.05, 0.05
-# And weights are at least as even as this: effective draws, as a part of what an exact posterior would have.
+# It also needs this efficiency: effective sample size relative to that of an exact posterior.
 _EVEN = 0.9
-# Weights correct it as long as so many draws count, which are at least this part of those that could, and the
-# correction is known to this many sds (with 100 independent draws a mean is known to 0.1 sds).
+# The weights can correct a posterior from this effective sample size and this efficiency on, if the standard errors of
+# the corrected means are at most this many sds (100 independent draws give 0.1).
 _LEAST_ESS, _LEAST_EFFICIENCY, _KNOWN = 100.0, 0.05, 0.1
-# From this k̂ on, means of weights converge too slowly (Vehtari et al. 2024), if the draws that it is about weigh more
-# than this share.
+# Above this k̂ importance sampling converges too slowly (Vehtari et al. 2024); it counts only if the draws in the Pareto
+# tail hold more than this share of the weight.
 _HEAVY, _TAIL = 0.7, 0.3
-# And from this one on, if they change an sd by more than this part: how much more is beyond them is not known.
+# Above this k̂ the tail also counts if the weights change an sd by more than this fraction: draws farther out, which are
+# missing, might change it more.
 _HEAVIER, _MUCH = 0.9, 0.1
-# A mode that is missing is one with at least this share of the mass.
+# Posterior mass from which on a mode that the posterior lacks is reported.
 _MASS = 0.01
-# Scores that are known to fewer nats than this do not tell enough.
+# The largest standard error of log p at a draw, in nats, averaged with the weights: above it, the error of the scores
+# dominates the weights.
 _DOUBT = 0.1
-# Answers of two shards that differ by less than this part are those of the same rows: far above the rounding of sums
-# over rows in float64, far below what other rows change.
+# Two shards whose scores differ by less than this, relative to their size, have the same rows: far above the rounding
+# errors of float64 sums over rows, far below the difference that other rows make.
 _SAME_ROWS = 1e-6
 
 
 class Judgement(NamedTuple):
-    """The verdict, its text, what is wrong, and whether the weights correct it."""
+    """A verdict with its reasons.
+
+    Attributes:
+        verdict: whether the posterior can be trusted.
+        text: the verdict in words, with reasons and remedies.
+        faults: what is wrong, as reason codes with a clause each.
+        corrects: whether the importance weights can correct summaries and draws.
+    """
 
     verdict: Verdict
     text: str
@@ -59,7 +69,7 @@ def judge(
     accept_missing: bool,
     one_table: bool,
 ) -> Judgement:
-    """Join the signals; shards of one table have different rows, also where these hold the same values."""
+    """Combine all diagnostics; shards of `one_table` have different rows, even where their values are equal."""
     uneven = _uneven(weights)
     faults = (
         *_shares(posterior, accept_missing),
@@ -76,7 +86,7 @@ def judge(
         f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
         f" most {shift:.3f} sds and sds by {change:.1%}"
     )
-    # Weights that are even say that the shape is right, which means and sds alone do not.
+    # Even weights show that the whole density is right, and not only its means and sds.
     if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
         return Judgement(Verdict.TRUST, f"{Verdict.TRUST}: {moved}.", (), True)
     text = f"{Verdict.CORRECTED}: {moved}; summaries and draws are corrected by them."
@@ -99,7 +109,7 @@ def _uneven(weights: Weights) -> Fault | None:
 
 
 def when_refined(posterior: Approximation, faults: Sequence[Fault]) -> str:
-    """The text of "do not trust" when no further round will help: the remedy is another one then."""
+    """The text of "do not trust" after refinement has converged: the remedy is no longer to refine."""
     diagonal = not posterior.mixture.structure.hessians.whole
     lacks_mode = any(fault.reason is Reason.LOST_MODE for fault in faults)
     relabelled = lacks_mode and not posterior.space.exchangeable
@@ -126,16 +136,17 @@ def _shares(posterior: Approximation, accept_missing: bool) -> list[Fault]:
 
 
 def _same_rows(answered: Answered) -> list[Fault]:
-    """The first pair of shards with the same rows: by their hash, or by answers that are the same up to a constant.
+    """The first pair of shards with the same rows: with equal row hashes, or with scores equal up to a constant.
 
-    Of tall shards the scores come from parts of the rows, each shard's own, but the gradients from all.
+    Gradients are compared as well: a tall shard's scores may come from a random subset of its rows, its gradients do
+    not.
     """
     scores = answered.scores
     possible = np.all([np.isfinite(one.values) for one in scores], axis=0)
     values = np.stack([one.values[possible] for one in scores])
     values = values - np.mean(values[:, :8], axis=1, keepdims=True) if np.any(possible) else values
     gradients = np.stack([one.centres.gradient.ravel() for one in scores])
-    # Where both hashes are known they tell: sites can have the same counts of other rows.
+    # Where both hashes are known they decide: two sites can have equal values in different rows.
     known = np.array([bool(one.made_of.rows) for one in scores])
     pair = _same_hash(answered) or _first_alike(values, known) or _first_alike(gradients, known)
     if pair is None:
@@ -153,7 +164,7 @@ def _same_hash(answered: Answered) -> tuple[int, int] | None:
 
 
 def _first_alike(answers: Float[np.ndarray, "M n"], known: Bool[np.ndarray, " M"]) -> tuple[int, int] | None:
-    """The first pair with the same answers of which not both are known to have other rows."""
+    """The first pair of shards with equal answers, among pairs of which not both row hashes are known."""
     scale = np.max(np.abs(answers), axis=1, initial=0.0)
     for a in range(len(answers) - 1):
         alike = np.max(np.abs(answers[a + 1 :] - answers[a]), axis=1, initial=0.0) < _SAME_ROWS * scale[a]
@@ -173,12 +184,12 @@ def _conflicts(answered: Answered, agreed: Agreement) -> list[Fault]:
 
 
 def _lost_modes(answered: Answered, weights: Weights) -> list[Fault]:
-    """Modes that shards have and the posterior lacks, by their mass as the derivatives there tell."""
+    """Modes that shards have and the posterior lacks, with their mass by Laplace's approximation."""
     proposal = answered.proposal
     means = np.asarray(proposal.modes.means)
     for p in range(proposal.num_modes, len(means)):
         log_mass = _log_mass(*(array[p] for array in answered.centres))
-        # The evidence has the mode in it: some of the draws come from there.
+        # The evidence includes the mode, since some of the draws come from there.
         share = min(log_mass - float(weights.log_evidence.value), 0.0)
         if share > np.log(_MASS):
             finding = f"it lacks a mode that shards have found and that holds about {np.exp(share):.0%} of the mass"
@@ -187,14 +198,14 @@ def _lost_modes(answered: Answered, weights: Weights) -> list[Fault]:
 
 
 def _log_mass(value: float, gradient: Float[np.ndarray, " d"], hessian: np.ndarray) -> float:
-    """The log mass of the Gaussian with these derivatives, at least of the part around the point; none on a slope."""
+    """Laplace approximation of the log mass from value, gradient and Hessian at a point; −inf if not concave."""
     matrix = -form_of(hessian).dense(hessian, len(gradient))
     try:
         root = np.linalg.cholesky(matrix)
     except np.linalg.LinAlgError:
         return -np.inf
     white = np.linalg.solve(root, gradient)
-    # Far from a maximum the quadratic says little of its height.
+    # Far from the maximum the quadratic expansion overestimates its height: the gain is capped at 2 nats per parameter.
     gain = min(0.5 * float(white @ white), 2.0 * len(gradient))
     return float(value + gain - np.sum(np.log(np.diagonal(root))) + 0.5 * len(gradient) * np.log(2 * np.pi))
 
