@@ -160,8 +160,10 @@ class Entries(Packing):
         slope = 0.5 * (a**2 - self._tying.spread(inverse, d))
         return self._tying.gather(slope) * self._tying.counts(d)
 
-    def relaxed(self, root: Packed, bend: Packed, least: float, most: float) -> Packed:
-        return 1 / (root**2 * np.clip(1 - bend / root**2, least, most))
+    def relaxed(self, root: Packed, bend: Packed, rate: float, least: float, most: float) -> Packed:
+        ratio = 1 - bend / root**2
+        floor = 1 / most if np.all(ratio > 0) else max(least, 1 - rate)
+        return 1 / (root**2 * np.clip(1 - rate + rate * ratio, floor, most))
 
     def divergence(self, root: Packed, other: Packed, delta: np.ndarray) -> float:
         counts, d = self._tying.counts(len(delta)), len(delta)

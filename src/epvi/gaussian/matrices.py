@@ -176,11 +176,12 @@ class Matrices(Packing):
     def overlap_gradient(self, a: Vectors, inverse: Packed, d: int) -> Packed:
         return 0.5 * (a[..., :, None] * a[..., None, :] - inverse)
 
-    def relaxed(self, root: Packed, bend: Packed, least: float, most: float) -> Packed:
+    def relaxed(self, root: Packed, bend: Packed, rate: float, least: float, most: float) -> Packed:
         # In units of its own sds, L⁻¹ Λ' L⁻ᵀ, eigenvalues are what precisions change by.
         half = np.linalg.solve(root, np.linalg.solve(root, bend).T)
         values, vectors = np.linalg.eigh(np.eye(len(root)) - 0.5 * (half + half.T))
-        units = np.linalg.solve(root.T, vectors / np.sqrt(np.clip(values, least, most)))
+        floor = 1 / most if values[0] > 0 else max(least, 1 - rate)
+        units = np.linalg.solve(root.T, vectors / np.sqrt(np.clip(1 - rate + rate * values, floor, most)))
         return units @ units.T
 
     def divergence(self, root: Packed, other: Packed, delta: np.ndarray) -> float:

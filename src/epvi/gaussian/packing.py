@@ -207,8 +207,12 @@ class Packing(abc.ABC):
     # Natural-gradient steps of one Gaussian.
 
     @abc.abstractmethod
-    def relaxed(self, root: Packed, bend: Packed, least: float, most: float) -> Packed:
-        """The covariance of Λ − bend, no part of which is below `least` Λ or above `most` Λ."""
+    def relaxed(self, root: Packed, bend: Packed, rate: float, least: float, most: float) -> Packed:
+        """The covariance of Λ' = (1 − ρ)Λ + ρ(Λ − bend), at most `most` Λ in any direction.
+
+        Where Λ − bend is not positive-definite, Λ' is at least `least` Λ and at least (1 − ρ)Λ in every direction; where
+        it is, it is followed, down to 1/`most` Λ.
+        """
 
     @abc.abstractmethod
     def divergence(self, root: Packed, other: Packed, delta: Float[np.ndarray, " d"]) -> float:

@@ -92,7 +92,7 @@ def stepped(moments: JointMoments, rate: float) -> GaussianMixture | None:
     h = moments.expected.hessian - hessian
     means, covariances = [], []
     for mean, root, slope, bend in zip(np.asarray(gaussians.means), np.asarray(gaussians.roots), g, h, strict=True):
-        covariance = packing.relaxed(root, rate * bend, max(_LEAST, 1 - rate), _MOST)
+        covariance = packing.relaxed(root, bend, rate, _LEAST, _MOST)
         step = packing.times(covariance, rate * slope)
         moved = mean + _capped(step, packing.whiten(root, step[None])[0]), packing.symmetrised(covariance)
         if not all(np.all(np.isfinite(part)) for part in moved):
