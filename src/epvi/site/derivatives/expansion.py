@@ -21,6 +21,7 @@ from epvi.site.derivatives.subposterior import Curve, Subposterior
 
 # Parts that the remainder is computed on, each by itself: what they differ by gives the standard error.
 _PARTS = 8
+# Rows of a part at first. Judgement: with 8 parts 4,096 rows, whose pass is short.
 _ROWS_PER_PART = 512
 # From so many rows on, 8 times those of the parts, it is worth it: below, a pass over all of them is as cheap.
 TALL = 8 * _PARTS * _ROWS_PER_PART

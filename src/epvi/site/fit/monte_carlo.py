@@ -14,6 +14,7 @@ from epvi.gaussian.mixture import Estimate
 from epvi.gaussian.packing import Packing
 
 _LOG_2PI = float(np.log(2 * np.pi))
+# Most natural-gradient steps of the weights. Judgement: they use stored values of f, so they need no pass over rows.
 _WEIGHT_STEPS = 500
 
 

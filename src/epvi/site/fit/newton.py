@@ -48,10 +48,12 @@ class Tolerances(NamedTuple):
 
     tolerance: float
     floor: float
+    # Judgement: about 500 times the machine epsilon of float64, since a log density is a sum over many rows.
     rounding: float = 1e-13
     trusting: bool = False
 
 
+# 100 steps at most. Judgement: quadratic convergence takes far fewer, and all callers in epvi set their own limit.
 def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_steps: int = 100) -> Climbed:
     """Maximise from each start until the decrement is below the tolerance."""
     tolerance, floor, rounding, trusting = precision

@@ -20,11 +20,19 @@ from epvi.site.derivatives.passes import Programs
 from epvi.site.model.inspection import FEW
 from epvi.site.rows.columns import Columns, let_go
 
+# Fingerprints are stored in files and compared with those of other sites, so _POINTS, _GOLDEN, _ODD and _HALF cannot
+# change without making older files incompatible.
+# Points θ at which a model's values are compared. Judgement: one could agree by chance.
 _POINTS = 3
+# (√5 − 1)/2, the golden ratio minus 1: fractional parts of its multiples are spread evenly and never repeat (Weyl).
 _GOLDEN = 0.6180339887498949
-# Values hashed at a time, few enough to stay in the processor's cache; what a row takes besides; rows at least.
+# Size of the blocks in which rows are hashed, on which the hash does not depend: values in a block (4 MB in float64,
+# which stay in the cache), working memory per row in values, and least number of rows. Judgement.
 _VALUES, _BESIDES, _FEWEST = 2**19, 8, 2**8
+# Odd multipliers with well mixed bits: the increment of SplitMix64 (2⁶⁴ divided by the golden ratio), and the second
+# prime of xxHash64.
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+# Half of a 64-bit word: by this shift the high bits reach the low ones.
 _HALF = np.uint64(32)
 
 

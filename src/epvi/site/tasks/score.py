@@ -34,6 +34,7 @@ from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, Provenance
 
+# Draws at which log p_m is evaluated in one pass over the rows, as in a fit. Judgement: it bounds a block's memory.
 _DRAWS_AT_ONCE = 64
 # Derivatives are taken at this many points at a time, as a fit with its usual settings does.
 _POINTS_AT_ONCE = 4

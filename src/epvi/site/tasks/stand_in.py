@@ -31,7 +31,9 @@ from epvi.wire.shard_fit import Part, ShardFit
 
 # The sd of log prior − log Gaussian, in nats: at the Gaussian's draws, and at draws twice as wide.
 _CLOSE, _CLOSE_WIDER = 0.05, 0.2
+# Draws that estimate each sd. Judgement: they give a relative standard error of a few per cent.
 _DRAWS = 1000
+# Draws at which the log prior is evaluated at a time. Judgement; it divides _DRAWS, so that no batch is padded.
 _AT_ONCE = 50
 # Two components, so that a second mode is seen.
 _INFERENCE = NVI(2, Full())
