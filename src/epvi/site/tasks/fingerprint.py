@@ -17,7 +17,7 @@ import numpy as np
 
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.passes import Programs
-from epvi.site.model.inspection import FEW
+from epvi.site.model.example_runs import FEW
 from epvi.site.rows.columns import Columns, let_go
 
 # Fingerprints are stored in files and compared with those of other sites, so _POINTS, _GOLDEN, _ODD and _HALF cannot

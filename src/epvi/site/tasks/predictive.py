@@ -18,7 +18,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Space
 from epvi.site.derivatives.passes import Programs, programs_of
-from epvi.site.model.inspection import FEW, MANY, run_abstract, take
+from epvi.site.model.example_runs import FEW, MANY, run_abstract, take
 from epvi.site.model.model import DensityModel, Model
 from epvi.site.model.tracing import Site, failed, filled, given, is_factor, is_latent, one_trace, run
 from epvi.site.rows.columns import Columns
