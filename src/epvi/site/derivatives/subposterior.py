@@ -99,7 +99,7 @@ class Subposterior:
         rows_per_block: int,
         report: Report = lambda passes: None,
     ) -> "Subposterior":
-        """The subposterior of these rows and share of the prior; `report` is called with the number of passes so far."""
+        """The subposterior of rows and a share of the prior; `report` is called with the number of passes so far."""
         return cls(programs, columns, PriorShare(float(prior)), rows_per_block, report=report)
 
     @classmethod
