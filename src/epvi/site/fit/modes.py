@@ -135,7 +135,7 @@ def _climb_first_order(subposterior: Subposterior, starts: np.ndarray) -> Modes:
         value = np.sum(at.value)
         return (-value, -at.gradient.ravel()) if np.isfinite(value) else (np.inf, np.zeros(flat.size))
 
-    # Limits of L-BFGS; tolerances close to rounding, since steps are cheap beside finding modes anew. Judgement.
+    # Limits of L-BFGS, and tolerances close to rounding, so that the ends of several starts can be compared. Judgement.
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6}
     ended = minimize(loss, starts.ravel(), jac=True, method="L-BFGS-B", options=options)
     points = ended.x.reshape(starts.shape)

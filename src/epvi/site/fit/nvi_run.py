@@ -295,8 +295,9 @@ def _stopped(history: tuple[float, ...]) -> Status:
     if len(history) < 2:
         return Status(
             StatusCode.NO_MODE,
-            "stopped early: no climb reached a mode. Either the density has none (a scale that runs to zero in a shard"
-            " with a small share of the prior: take fewer shards, or a non-centred model), or num_starts is too small.",
+            "stopped early: no start converged to a mode. Either the density has none (a scale that tends to zero in a"
+            " shard with a small share of the prior: take fewer shards, or a non-centred model), or num_starts is too"
+            " small.",
         )
     gain, text = history[-1] - history[-2], f"stopped early after {len(history)} sweeps"
     if history[-1] < max(history):

@@ -76,7 +76,8 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
     index, num_shards = parse_shard(shard)
     part = draws.share_of(index)
     if num_shards != part.num_shards:
-        raise EpviError(f"shard is {shard!r}, but the draws are for {part.num_shards} shards: write 3/6 as it is.")
+        count = part.num_shards
+        raise EpviError(f'shard is {shard!r}, but the draws are for {count} shards: write "{index}/{count}".')
     table = read_rows(with_constants(rows, ONE_SITE), undeclared=Undeclared(fitted=draws.made_of.levels))
     programs = programs_of(model, table.columns)
     same_space(draws.space, programs.target.space)
