@@ -1,1 +1,1 @@
-"""Gaussian mixtures and their covariance structures; the only room that knows how a covariance is stored."""
+"""Gaussian mixtures and their covariance structures; only this package knows how a covariance matrix is stored."""

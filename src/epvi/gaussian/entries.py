@@ -1,4 +1,4 @@
-"""Diagonal matrices, packed as the different numbers on their diagonals."""
+"""Diagonal matrices in NumPy, packed as the distinct numbers on their diagonals."""
 
 from typing import Any, Protocol, runtime_checkable
 
@@ -6,33 +6,34 @@ import numpy as np
 
 from epvi.gaussian.packing import Directions, Numbers, Packed, Packing, Rows, Vectors
 
-# Magnitudes below this are zero as far as a curvature can tell: above the least float64 whose square root is exact.
+# Least magnitude of a curvature that is divided by: 1/√ of it is 1e100, whose square float64 still holds. Judgement.
 _ZERO = 1e-200
-# What a logarithm or a division has in the place of zero.
+# Takes the place of zero in logarithms and divisors: its inverse is still finite in float64. Judgement.
 _TINY = 1e-290
-# Logarithms of by how much a covariance grows beyond the curvature's; e^14 is more than any bound moves it.
+# Largest |t|, the log of the factor between the sds of Σ and of Λ⁻¹, of a starting value. It lies within the bounds of
+# ±15 on t in `entropy_bound.py`; e¹⁴ is about a million. Judgement.
 _MOST_GROWTH = 14.0
 
 
 @runtime_checkable
 class Tying(Protocol):
-    """Which entries of a diagonal are one number."""
+    """Which entries of a diagonal are constrained to be equal."""
 
     def spread(self, packed: Any, d: int) -> Any:
-        """The diagonal, or what broadcasts to it."""
+        """The diagonal, or an array that broadcasts to it."""
         ...
 
     def gather(self, diagonal: Any) -> Any:
-        """The average of the entries that are one number."""
+        """The distinct numbers: averages over the entries that are constrained to be equal."""
         ...
 
     def counts(self, d: int) -> np.ndarray:
-        """How many entries each number stands for."""
+        """How many entries of the diagonal each distinct number is repeated in."""
         ...
 
 
 class Entries(Packing):
-    """Diagonal matrices; `tying` says which of their entries are one number."""
+    """Diagonal matrices; `tying` says which of their entries are constrained to be equal."""
 
     whole = False
 

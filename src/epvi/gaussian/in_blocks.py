@@ -1,4 +1,4 @@
-"""A function of many items, in blocks of a bounded size: what `vmap` alone would compute in one piece."""
+"""Maps a function over many items in blocks of bounded size, where `vmap` alone would hold all of them in memory."""
 
 import math
 from collections.abc import Callable
@@ -11,15 +11,15 @@ import numpy as np
 T = TypeVar("T")
 R = TypeVar("R")
 
-# How many numbers (points x components x d) a batched density may hold at once.
+# Most intermediate numbers (points x components x d) of a block: 32 MB in float64. Judgement.
 _BLOCK = 2**22
 
 
 def over_blocks(function: Callable[[T], R], items: T, numbers_per_item: int) -> R:
-    """`vmap(function)(items)`, in blocks so that no more than about 2²² intermediate numbers exist at once.
+    """`vmap(function)(items)`, computed in blocks with at most about 2²² intermediate numbers each.
 
-    The last block is filled up with the last item. `lax.map` with a batch size would run what is left over beside the
-    loop, and two batched factorisations at once can wait for each other for ever (see `structure.py`).
+    The last block is padded with copies of the last item. `lax.map` with a batch size would instead run the remainder
+    in parallel with the loop, and two batched factorisations in parallel can deadlock (see `structure.py`).
     """
     n, block = len(jax.tree.leaves(items)[0]), max(1, _BLOCK // numbers_per_item)
     if n <= block:

@@ -1,4 +1,4 @@
-"""Whole symmetric matrices."""
+"""Full symmetric matrices in NumPy, packed as they are."""
 
 import numpy as np
 from scipy.linalg import cho_solve, solve_triangular
@@ -7,16 +7,19 @@ from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessI
 from epvi.gaussian.eigen import eigen_of, units_of
 from epvi.gaussian.packing import Directions, Numbers, Packed, Packing, Rows, Vectors
 
-# Least eigenvalue, relative to the largest in units of the diagonal, at which a matrix is still factored.
+# Least absolute eigenvalue of a curvature scaled to a unit diagonal, relative to the largest; smaller ones are raised
+# to it. Judgement: rounding in float64 leaves eigenvalues uncertain by some multiple of 2e-16 of the largest.
 _SINGULAR = 1e-12
-# The same for a precision that was guarded, whose eigenvalues are what they are meant to be.
+# The same for a precision that `guarded` has already made positive-definite, so that it is changed no further.
+# Judgement: a few times the machine epsilon.
 _GUARDED = 1e-15
-# Logarithms of by how much a covariance grows beyond the curvature's; e^14 is more than any bound moves it.
+# Largest |t| of a starting value, where the diagonal of T is exp(t) and Σ = C T Tᵀ Cᵀ. It lies within the bounds of ±15
+# on t in `entropy_bound.py`; e¹⁴ is about a million. Judgement.
 _MOST_GROWTH = 14.0
 
 
 class Matrices(Packing):
-    """Whole matrices (d, d)."""
+    """Full matrices (d, d)."""
 
     whole = True
 
@@ -82,7 +85,7 @@ class Matrices(Packing):
         return np.linalg.cholesky(precision)
 
     def inverse_root(self, precision: Packed) -> Packed:
-        # A triangular solve would start threads, which on a busy machine takes longer than all else.
+        # LAPACK's dtrtri, because a triangular solve would start threads, which dominate the time on a busy machine.
         return dtrtri(np.linalg.cholesky(precision), lower=1)[0]
 
     def gram(self, half: Packed) -> Packed:
@@ -104,7 +107,7 @@ class Matrices(Packing):
         diagonal = np.diagonal(roots, axis1=-2, axis2=-1)
         if np.any(diagonal < least) or np.any(diagonal > greatest) or np.any(np.abs(roots) > greatest):
             return False
-        # Off the diagonal a root can still make a variance that no float64 holds; what overflows is not below anything.
+        # Entries off the diagonal can still make a variance overflow; inf and NaN fail the comparison, as they should.
         with np.errstate(over="ignore", invalid="ignore"):
             return all(np.all(np.sum(dtrtri(root, lower=1)[0] ** 2, axis=0) < greatest**2) for root in roots)
 
@@ -141,7 +144,7 @@ class Matrices(Packing):
         return np.where(bad[..., None, None], mended, curvature), bad
 
     def covariance_root(self, precision: Packed) -> Packed:
-        # By eigenvectors, because a guarded precision may be too nearly singular for Cholesky.
+        # By eigendecomposition, because a guarded precision may be too close to singular for Cholesky.
         eigen = eigen_of(precision, _GUARDED)
         return eigen.vectors * eigen.units[..., :, None] / np.sqrt(eigen.size)[..., None, :]
 
@@ -185,14 +188,14 @@ class Matrices(Packing):
         return units @ units.T
 
     def divergence(self, root: Packed, other: Packed, delta: np.ndarray) -> float:
-        # Lᵀ' L⁻ᵀ, whose squared entries sum to tr Λ' Σ.
+        # L⁻¹ L', whose squared entries sum to tr Λ' Σ.
         ratio, white = np.linalg.solve(root, other), delta @ other
         log_ratio = np.sum(np.log(np.diagonal(other))) - np.sum(np.log(np.diagonal(root)))
         return float(0.5 * (np.sum(ratio**2) - len(delta) + white @ white) - log_ratio)
 
 
 def _triangle(t: np.ndarray) -> np.ndarray:
-    """T: the lower triangle of t with the exponential of its diagonal."""
+    """T: the lower triangle of t, with its diagonal exponentiated."""
     lower = np.tril(t, -1)
     diagonal = np.arange(t.shape[-1])
     lower[..., diagonal, diagonal] = np.exp(t[..., diagonal, diagonal])

@@ -1,7 +1,8 @@
 """Gaussian mixtures q(θ) = Σ_k w_k N(θ | μ_k, Λ_k⁻¹): density, draws, moments, marginals, natural parameters.
 
-Takes and gives arrays (NumPy in float64 outside a trace, JAX inside one). A mixture is immutable, a JAX pytree, and
-works under `jit`, `vmap` and `grad`. It stores log w_k, μ_k and the precision-Cholesky roots L_k, Λ_k = L_k L_kᵀ.
+Takes and returns arrays: NumPy in float64 outside a JAX trace, JAX inside one. A mixture is immutable, a JAX pytree,
+and works under `jit`, `vmap` and `grad`. It stores log w_k, μ_k and the precision-Cholesky factors ("roots") L_k with
+Λ_k = L_k L_kᵀ.
 """
 
 import math
@@ -35,20 +36,20 @@ class Estimate(NamedTuple):
 
 
 class NaturalParameters(NamedTuple):
-    """η_k = Λ_k μ_k and the packed Λ_k, with the log weights; products add them."""
+    """Natural parameters of the components, which add up in a product of Gaussians, and the log weights."""
 
-    log_weights: Float[AnyArray, " K"]
-    eta: Float[AnyArray, "K d"]
-    precisions: Float[AnyArray, "K *packed"]
+    log_weights: Float[AnyArray, " K"]  # log w_k
+    eta: Float[AnyArray, "K d"]  # η_k = Λ_k μ_k
+    precisions: Float[AnyArray, "K *packed"]  # Λ_k, packed
 
 
 class GaussianMixture(eqx.Module):
     """A mixture of K Gaussians in d dimensions; make one with `from_covariances`, `from_natural` or `from_draws`."""
 
-    log_weights: Float[AnyArray, " K"]
-    means: Float[AnyArray, "K d"]
-    roots: Float[AnyArray, "K *packed"]
-    structure: Structure = eqx.field(static=True)
+    log_weights: Float[AnyArray, " K"]  # log w_k
+    means: Float[AnyArray, "K d"]  # μ_k
+    roots: Float[AnyArray, "K *packed"]  # L_k with L_k L_kᵀ = Λ_k, packed
+    structure: Structure = eqx.field(static=True)  # The covariance structure of all components
 
     @classmethod
     def from_covariances(
@@ -60,8 +61,8 @@ class GaussianMixture(eqx.Module):
     ) -> "GaussianMixture":
         """From means (K, d) and covariances: (K,) variances are `Spherical`, (K, d) `Diagonal`, (K, d, d) `Full`.
 
-        `weights` sum to 1; without them all components weigh the same. Covariances of another structure come in its
-        `user_shape`, with the `structure` named.
+        `weights` sum to 1; by default they are equal. For any other structure pass `structure`, and covariances in the
+        shape of its `user_shape`.
         """
         means = validation.finite_array("means", means, ndim=2)
         k, d = means.shape
@@ -96,7 +97,7 @@ class GaussianMixture(eqx.Module):
 
     @classmethod
     def from_draws(cls, draws: ArrayLike, bandwidth: ArrayLike) -> "GaussianMixture":
-        """A kernel density: one equally weighted component per draw (n, d).
+        """A kernel density estimate: one equally weighted component per draw (n, d).
 
         `bandwidth` is the kernel's sd, as one number (`Spherical`) or one per coordinate (`Diagonal`), or the
         kernel's (d, d) covariance matrix (`Full`).
@@ -150,13 +151,13 @@ class GaussianMixture(eqx.Module):
     @in_float64
     def mean(self) -> Float[AnyArray, " d"]:
         """E θ."""
-        # Relative to one component, so that an offset common to all means costs no digits.
+        # Relative to the first component, so that a large offset common to all means costs no precision.
         first = self.means[0]
         return first + jnp.exp(self.log_weights) @ (self.means - first[None])
 
     @in_float64
     def covariance(self) -> Float[AnyArray, "d d"]:
-        """Cov θ, of the whole mixture."""
+        """Cov θ of the mixture: within components plus between their means."""
         weights = jnp.exp(self.log_weights)
         deviations = self.means - self.mean()[None]
         within = jnp.tensordot(weights, jax.vmap(self.structure.packed_covariance)(self.roots), axes=1)
@@ -170,11 +171,11 @@ class GaussianMixture(eqx.Module):
         return jnp.sqrt(jnp.exp(self.log_weights) @ (within + deviations**2))
 
     def marginal(self, coordinates: Sequence[int]) -> "GaussianMixture":
-        """The mixture of some of the coordinates, in the order given."""
+        """The marginal distribution of some of the coordinates, in the order given."""
         return _marginal(self, validation.coordinate_tuple(coordinates, self.dim))
 
     def condition(self, coordinates: Sequence[int], values: ArrayLike) -> "GaussianMixture":
-        """The mixture of the other coordinates, given that these have `values`."""
+        """The conditional distribution of the other coordinates, given that these equal `values`."""
         given = validation.coordinate_tuple(coordinates, self.dim)
         if len(given) == self.dim:
             raise EpviError("all coordinates are given: leave at least one to have a distribution.")
@@ -188,7 +189,7 @@ class GaussianMixture(eqx.Module):
 
     @in_float64
     def entropy_bound(self) -> Float[AnyArray, ""]:
-        """The lower bound −Σ_k w_k log Σ_j w_j N(μ_k; μ_j, Σ_k + Σ_j) of the entropy (Jensen)."""
+        """The lower bound −Σ_k w_k log Σ_j w_j N(μ_k; μ_j, Σ_k + Σ_j) of the entropy, by Jensen's inequality."""
         structure, d, components = self.structure, self.dim, jnp.arange(self.num_components)
         precisions = jax.vmap(structure.precision)(self.roots)
         half_log_dets = jax.vmap(lambda root: structure.half_log_det(root, d))(self.roots)
@@ -203,8 +204,9 @@ class GaussianMixture(eqx.Module):
 
         return -jnp.exp(self.log_weights) @ over_blocks(log_average_overlap, components, self.roots.size)
 
+    # 1000 draws: −log q has a variance of about d/2, so the standard error is about √(d/2000) nats. Judgement.
     def entropy(self, num_samples: int = 1000, *, seed: Seed) -> Estimate:
-        """−E log q by Monte Carlo."""
+        """The entropy −E log q by Monte Carlo."""
         return _entropy(self, validation.at_least("num_samples", num_samples, 2), as_key(seed))
 
     @in_float64
@@ -214,7 +216,7 @@ class GaussianMixture(eqx.Module):
         return NaturalParameters(self.log_weights, jax.vmap(self.structure.times)(precisions, self.means), precisions)
 
     def to(self, structure: Structure) -> "GaussianMixture":
-        """The same mixture in a structure that holds at least as much (`Spherical` < `Diagonal` < `Full`)."""
+        """The same mixture in a structure that is at least as general (`Spherical` < `Diagonal` < `Full`)."""
         if not isinstance(structure, Structure):
             raise EpviError(f"structure is {structure!r}: pass Spherical(), Diagonal() or Full(), with its brackets.")
         if not structure.holds(self.structure):
@@ -223,7 +225,7 @@ class GaussianMixture(eqx.Module):
         return self if structure == self.structure else _widen(self, structure)
 
     def reduce(self, num_components: int) -> "GaussianMixture":
-        """At most `num_components` components, with the mean and (as far as the structure holds it) the covariance."""
+        """Merge components down to `num_components`, keeping the mean and, if the structure can, the covariance."""
         num_components = validation.at_least("num_components", num_components, 1)
         return self if num_components >= self.num_components else _reduce(self, num_components)
 
@@ -256,7 +258,7 @@ def _sample(mixture: GaussianMixture, num_samples: int, key: AnyArray) -> Float[
 
 
 def _components(key: AnyArray, log_weights: Float[AnyArray, " K"], num: int) -> AnyArray:
-    """Components drawn by their weights: memory of K + n, where `jax.random.categorical` takes n times K."""
+    """Component indices drawn with their weights, in memory K + n; `jax.random.categorical` takes n times K."""
     below = jnp.cumsum(jax.nn.softmax(log_weights))
     drawn = jnp.searchsorted(below, below[-1] * jax.random.uniform(key, (num,), below.dtype), side="right")
     return jnp.minimum(drawn, len(log_weights) - 1)

@@ -1,8 +1,8 @@
 """Stacks of packed symmetric matrices in NumPy: the arithmetic behind covariance structures and Hessians.
 
-A structure packs a matrix as the numbers that it keeps of it: one, d, or d x d. `Packing` is what can be done with such
-numbers outside a compiled program. Leading axes are stacks, unless a method says that it takes one matrix. Precisions Λ
-have roots L (Λ = L Lᵀ), as in `structure.py`.
+A covariance structure packs a symmetric matrix as its free numbers: one, d, or d x d. `Packing` is the arithmetic on
+such numbers outside compiled programs. Leading axes are batch axes ("stacks"), unless a method says that it takes one
+matrix. The root of a precision Λ is its Cholesky factor L (Λ = L Lᵀ), as in `structure.py`.
 """
 
 import abc
@@ -14,25 +14,25 @@ from jaxtyping import Float
 Packed = Float[np.ndarray, "..."]
 Vectors = Float[np.ndarray, "*stack d"]
 Rows = Float[np.ndarray, "n d"]
-# One number for each matrix of a stack; of a single matrix a NumPy scalar.
+# One number per matrix of a stack; for a single matrix a NumPy scalar.
 Numbers = np.ndarray | np.floating
 
 
 class Directions(NamedTuple):
-    """Directions in which a matrix is smallest: its eigenvalues there, in units of its own diagonal.
+    """Eigenvectors of a matrix, scaled to a unit diagonal, with the smallest absolute eigenvalues."""
 
-    `axes` are unit vectors, one row each, and `units` what a coordinate of them is worth.
-    """
-
+    # Eigenvalues of the scaled matrix U A U, U = diag(units), in increasing absolute value.
     eigenvalues: Float[np.ndarray, " n"]
+    # Unit eigenvectors, one per row; the direction in the original coordinates is units * axes.
     axes: Float[np.ndarray, "n d"]
+    # The scale of each coordinate: 1/√ of the absolute diagonal.
     units: Float[np.ndarray, " d"]
 
 
 class Packing(abc.ABC):
     """How symmetric d x d matrices are packed, and NumPy arithmetic on them."""
 
-    # Whether whole matrices are kept, so that Hessians are computed whole and not as their diagonals.
+    # Whether full matrices are kept, so that full Hessians are needed and not only their diagonals.
     whole: ClassVar[bool]
 
     # Shapes and conversions.
@@ -51,37 +51,37 @@ class Packing(abc.ABC):
 
     @abc.abstractmethod
     def kept(self, matrices: np.ndarray, form: "Packing", d: int) -> Packed:
-        """What this packing keeps of matrices that another one packs."""
+        """Convert matrices packed in `form` to this packing, dropping what it cannot represent."""
 
     @abc.abstractmethod
     def flat(self, packed: Packed) -> Float[np.ndarray, "n k"]:
-        """A stack (n, ...) as rows of different numbers, as files have them; of a root L the lower triangle."""
+        """A stack (n, ...) as one row of free numbers per matrix, as in files; of full matrices the lower triangle."""
 
     @abc.abstractmethod
     def from_flat(self, flat: Float[np.ndarray, "n k"], d: int, *, symmetric: bool) -> Packed | None:
-        """The stack that was made flat, of symmetric matrices or of lower triangles; None for another width."""
+        """Inverse of `flat`, for symmetric matrices or for lower triangles; None if the rows have another length."""
 
     @abc.abstractmethod
     def symmetrised(self, packed: Packed) -> Packed:
-        """Without what rounding has made unsymmetric."""
+        """The symmetric part, without asymmetry from rounding."""
 
     @abc.abstractmethod
     def reordered(self, packed: Packed, order: np.ndarray) -> Packed:
-        """One matrix with its coordinates in another order."""
+        """One matrix with rows and columns permuted."""
 
     @abc.abstractmethod
     def mirrored(self, packed: Packed, signs: Float[np.ndarray, " d"]) -> Packed:
-        """One matrix after the signs of some coordinates were turned."""
+        """D A D for one matrix, with D = diag(signs), signs ±1."""
 
     # Algebra.
 
     @abc.abstractmethod
     def times(self, packed: Packed, x: Vectors) -> Vectors:
-        """A x, stack by stack."""
+        """A x for each matrix of the stack and its vector."""
 
     @abc.abstractmethod
     def rows_times(self, x: Vectors, packed: Packed) -> Vectors:
-        """Xᵀ A for every vector x and one matrix A, or root: A x, or Lᵀ x."""
+        """Vectors xᵀ A for one matrix A: A x for a symmetric one, Lᵀ x for a root L."""
 
     @abc.abstractmethod
     def transposed(self, root: Packed) -> Packed:
@@ -89,7 +89,7 @@ class Packing(abc.ABC):
 
     @abc.abstractmethod
     def inverse(self, packed: Packed) -> Packed:
-        """A⁻¹; raises LinAlgError where there is none."""
+        """A⁻¹; raises LinAlgError if a matrix is singular."""
 
     @abc.abstractmethod
     def log_det(self, packed: Packed, d: int) -> Numbers:
@@ -111,7 +111,7 @@ class Packing(abc.ABC):
 
     @abc.abstractmethod
     def root(self, precision: Packed) -> Packed:
-        """L of one precision; raises LinAlgError where Λ is not positive-definite."""
+        """L of one precision; raises LinAlgError if Λ is not positive-definite."""
 
     @abc.abstractmethod
     def inverse_root(self, precision: Packed) -> Packed:
@@ -139,20 +139,20 @@ class Packing(abc.ABC):
 
     @abc.abstractmethod
     def are_proper_roots(self, roots: Packed, least: float, greatest: float) -> bool:
-        """Whether finite roots are those of positive-definite precisions, and precisions and variances within bounds.
+        """Whether finite roots belong to positive-definite precisions within bounds.
 
-        The diagonals of roots are to be between `least` and `greatest`, and no variance above `greatest`².
+        Diagonals of roots must be between `least` and `greatest`, and variances below `greatest`².
         """
 
     # Curvatures −H, which need not be positive-definite.
 
     @abc.abstractmethod
     def half_log_abs_det(self, curvature: Packed) -> Numbers:
-        """½ log||A||, with eigenvalues kept off zero."""
+        """½ log of the absolute determinant, with eigenvalues bounded away from zero."""
 
     @abc.abstractmethod
     def abs_square(self, packed: Packed, x: Vectors) -> np.ndarray:
-        """Xᵀ|A|x for one matrix."""
+        """Squared length xᵀ|A|x for one matrix, where |A| has the absolute eigenvalues of A."""
 
     @abc.abstractmethod
     def ratios(self, packed: Packed, other: Packed) -> Float[np.ndarray, " d"]:
@@ -160,15 +160,15 @@ class Packing(abc.ABC):
 
     @abc.abstractmethod
     def smallest(self, curvature: Packed, most: int) -> Directions:
-        """The directions, at most so many, in which one matrix is smallest."""
+        """At most `most` directions in which one matrix has the least absolute curvature."""
 
     @abc.abstractmethod
     def newton_step(self, gradient: Float[np.ndarray, " d"], curvature: Packed, floor: float) -> np.ndarray:
-        """|A|⁻¹ g for one matrix, with eigenvalues at least `floor` times the largest."""
+        """Newton step |A|⁻¹ g for one matrix, with absolute eigenvalues at least `floor` times the largest."""
 
     @abc.abstractmethod
     def guarded(self, curvature: Packed, floor: float) -> tuple[Packed, np.ndarray]:
-        """Positive-definite precisions from curvatures, and which ones had to be changed for it."""
+        """Positive-definite precisions from curvatures, and which curvatures had to be changed to that end."""
 
     # The covariances of nonparametric variational inference: Σ = C T Tᵀ Cᵀ with C Cᵀ = Λ⁻¹ at a guarded curvature Λ.
 
@@ -186,15 +186,15 @@ class Packing(abc.ABC):
 
     @abc.abstractmethod
     def grown_gradient(self, root: Packed, t: Packed, gradient: Packed, d: int) -> Packed:
-        """The gradient in t of ⟨gradient, C T Tᵀ Cᵀ⟩ − ½|T|²."""
+        """The gradient with respect to t of ⟨gradient, C T Tᵀ Cᵀ⟩ − ½|T|²."""
 
     @abc.abstractmethod
     def growth(self, root: Packed, covariance: Packed) -> Packed:
-        """The t at which `grown` gives these covariances."""
+        """Inverse of `grown`: the t that gives these covariances, clipped to a finite range."""
 
     @abc.abstractmethod
     def growth_trace(self, t: Packed, d: int) -> Numbers:
-        """−½|T|²: ½ tr Σ H at the guarded curvature."""
+        """−½|T|², which is ½ tr Σ H for Λ = −H."""
 
     @abc.abstractmethod
     def half_trace(self, covariance: Packed, curvature: Packed, d: int) -> Numbers:

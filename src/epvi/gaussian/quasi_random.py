@@ -1,6 +1,6 @@
-"""Quasi-random normal points, and log densities of mixtures at many points, in plain NumPy.
+"""Quasi-random (Sobol) draws from normals and mixtures, and log densities of mixtures at many points, in plain NumPy.
 
-Takes sizes and a key's data; the same key gives the same points everywhere.
+Takes sizes and the words of a random key; the same key gives the same points on every machine.
 """
 
 import math
@@ -12,15 +12,15 @@ from scipy.special import logsumexp, ndtri
 
 from epvi.gaussian.mixture import LOG_2PI, GaussianMixture
 
-# Numbers of a block of log densities.
+# Most numbers (points x components) of a block of log densities: 32 MB in float64. Judgement.
 _BLOCK = 2**22
-# Dimensions of Sobol's sequence, as SciPy has them.
+# Largest dimension of SciPy's Sobol sequence (scipy.stats.qmc.Sobol.MAXDIM).
 _MOST_DIMENSIONS = 21_201
 
 
 def uniform_points(n: int, d: int, key: tuple[int, ...]) -> Float[np.ndarray, "n d"]:
-    """Points of a scrambled Sobol sequence strictly inside the unit cube; beyond its dimensions, random ones."""
-    # Half a second to import, which those who never certify need not wait for.
+    """Points of a scrambled Sobol sequence strictly inside the unit cube; independent draws if d is too large."""
+    # Imported here because it takes half a second, and only certificates and rounds need it.
     from scipy.stats import qmc
 
     rng = np.random.default_rng(key)
@@ -31,13 +31,13 @@ def uniform_points(n: int, d: int, key: tuple[int, ...]) -> Float[np.ndarray, "n
 
 
 def base_draws(n: int, d: int, key: tuple[int, ...]) -> Float[np.ndarray, "n d"]:
-    """n standard normal points, each with its mirror image, with unit covariance where there are enough of them.
+    """n standard normal points in antithetic pairs z, −z, whitened to unit covariance if there are enough of them.
 
-    Averages over them are exact for polynomials up to the third degree, or, in many dimensions, nearly so.
+    Averages over whitened points are exact for polynomials up to the third degree; otherwise only variances are exact.
     """
     half = ndtri(uniform_points(n // 2, d, key))
     if 2 * d <= len(half):
-        # Where the covariance is nearly singular, whitening would make outliers.
+        # With fewer points the sample covariance is close to singular, and whitening would produce outliers.
         half = solve_triangular(np.linalg.cholesky(half.T @ half / len(half)), half.T, lower=True).T
     else:
         half = half / np.sqrt(np.mean(half**2, axis=0))
@@ -45,7 +45,7 @@ def base_draws(n: int, d: int, key: tuple[int, ...]) -> Float[np.ndarray, "n d"]
 
 
 def draw(mixture: GaussianMixture, u: Float[np.ndarray, "n e"]) -> Float[np.ndarray, "n d"]:
-    """Points of a mixture from points (n, 1 + d) of the unit cube: the first coordinate chooses the component."""
+    """Map points (n, 1 + d) of the unit cube to draws of a mixture: the first coordinate selects the component."""
     edges = np.cumsum(np.exp(np.asarray(mixture.log_weights)))
     which = np.minimum(np.searchsorted(edges, u[:, 0] * edges[-1]), len(edges) - 1)
     z, means, roots = ndtri(u[:, 1:]), np.asarray(mixture.means), np.asarray(mixture.roots)
@@ -68,7 +68,7 @@ def log_components(mixture: GaussianMixture, theta: Float[np.ndarray, "n d"]) ->
 
 
 def log_density(mixture: GaussianMixture, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-    """log q at every point."""
+    """log q at every point, in blocks."""
     size = max(_BLOCK // mixture.num_components, 1)
     parts = [theta[start : start + size] for start in range(0, len(theta), size)]
     return np.concatenate([np.asarray(logsumexp(log_components(mixture, part), axis=1)) for part in parts])

@@ -1,11 +1,11 @@
-"""Fewer components, same moments: greedy merging of a mixture's components.
+"""Reduces a mixture to fewer components with the same moments, by greedy pairwise merging (Runnalls 2007).
 
-Takes weights, means and packed covariances; gives fewer of them. The pair that is merged next is the one with the
-least upper bound on the Kullback-Leibler divergence it costs (Runnalls 2007, eq. 18):
+Takes weights, means and packed covariances; returns fewer of them. The next pair to be merged is the one with the least
+upper bound on the Kullback-Leibler divergence between the mixtures before and after (Runnalls 2007, eq. 18):
 
     B(i, j) = ½ [ (w_i + w_j) log|Σ_ij| − w_i log|Σ_i| − w_j log|Σ_j| ]
 
-where N(μ_ij, Σ_ij) has the mean and the covariance (as far as the structure holds it) of the pair.
+where N(μ_ij, Σ_ij) has the mean and (as far as the structure can represent it) the covariance of the pair.
 """
 
 from typing import NamedTuple
@@ -21,20 +21,29 @@ from epvi.ground.float64 import AnyArray
 class ComponentMoments(NamedTuple):
     """Weighted components by their moments."""
 
+    # w_k.
     weights: Float[AnyArray, "*K"]
+    # μ_k.
     means: Float[AnyArray, "*K d"]
+    # Σ_k, packed.
     covariances: Float[AnyArray, "..."]
 
 
 class _MergeState(NamedTuple):
+    """State of the merging loop; arrays keep their size, and merged components are marked as dead."""
+
+    # All components; a merged one takes the place of its first member.
     components: ComponentMoments
+    # log|Σ_k|.
     log_dets: Float[AnyArray, " K"]
+    # Which components are left.
     alive: Bool[AnyArray, " K"]
+    # B(i, j); infinite on the diagonal and for dead components.
     costs: Float[AnyArray, "K K"]
 
 
 def merge_pair(structure: Structure, a: ComponentMoments, b: ComponentMoments) -> ComponentMoments:
-    """The one component with the weight, mean and covariance of two."""
+    """The single component with the total weight, the mean and the covariance of two."""
     weight = a.weights + b.weights
     share = jnp.where(weight > 0, b.weights / jnp.where(weight > 0, weight, 1.0), 0.5)
     delta = b.means - a.means
@@ -45,7 +54,7 @@ def merge_pair(structure: Structure, a: ComponentMoments, b: ComponentMoments) -
 
 
 def greedy_merge(structure: Structure, components: ComponentMoments, num_components: int) -> ComponentMoments:
-    """Merge pair after pair until `num_components` are left; in the order of their first members."""
+    """Merge pairs until `num_components` are left, in the order of their first members."""
     k, d = components.means.shape
 
     def log_det(covariance: AnyArray) -> AnyArray:
@@ -59,7 +68,7 @@ def greedy_merge(structure: Structure, components: ComponentMoments, num_compone
         pair = [jax.tree.map(lambda x, at=at: x[at], state.components) for at in (i, j)]
         joint = merge_pair(structure, pair[0], pair[1])
         everything = jax.tree.map(lambda all_, one: all_.at[i].set(one), state.components, joint)
-        # Of the joint component from what it cost: 2B = w log|Σ| − (the pair's own).
+        # log|Σ_ij| from the known cost: 2B = w_ij log|Σ_ij| − w_i log|Σ_i| − w_j log|Σ_j|.
         own = pair[0].weights * state.log_dets[i] + pair[1].weights * state.log_dets[j]
         weight = jnp.where(joint.weights > 0, joint.weights, 1.0)
         log_det_joint = (2 * state.costs[i, j] + own) / weight
@@ -71,7 +80,7 @@ def greedy_merge(structure: Structure, components: ComponentMoments, num_compone
         costs = jnp.asarray(state.costs).at[j, :].set(jnp.inf).at[:, j].set(jnp.inf).at[i, :].set(row).at[:, i].set(row)
         return _MergeState(everything, log_dets, alive, costs)
 
-    # A component joined with itself is itself: the diagonal holds the components' own.
+    # A component merged with itself is itself, so the diagonal holds log|Σ_k|.
     joints = jax.lax.map(lambda a: joint_log_dets(a, components), components)
     log_dets, weights = jnp.diag(joints), components.weights
     parts = weights * log_dets

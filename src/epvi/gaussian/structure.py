@@ -1,14 +1,15 @@
-"""What a covariance structure is: the one owner of all questions about covariances.
+"""The interface of a covariance structure, through which all other code works with covariance matrices.
 
-A structure is a choice without data. It reads a *packed* precision Λ, shape (1,), (d,) or (d, d) for those of epvi, and
-its packed root L (Λ = L Lᵀ, the precision-Cholesky factor). Roots are what a mixture stores, because the density, draws
-and log-determinants need them and nothing else; precisions are what a product adds up. The methods here are JAX code
-for one component, and callers `vmap`; `packing` has the NumPy arithmetic for everything outside compiled programs.
-`structures.py` has the structures, docs/extending.md a skeleton of a new one.
+A structure has no data of its own. Its methods take a *packed* precision Λ, of shape (1,), (d,) or (d, d) for those of
+epvi, or its packed root L (Λ = L Lᵀ, the precision-Cholesky factor). Mixtures store roots, because densities, draws and
+log-determinants need only them; products of Gaussians add precisions. The methods here are JAX code for one component,
+and callers `vmap`; `packing` has the NumPy arithmetic for everything outside compiled programs. `structures.py` has the
+structures, docs/extending.md a skeleton of a new one.
 
-One program must not hold two batched factorisations that do not depend on each other: jaxlib's kernels split a batch
-over XLA's threads and wait there for its parts, and as many of them at once as there are threads wait for ever. So
-factors are passed on (`fuse` gives its root) and factorisations of one step are stacked into one batch.
+A compiled program must not contain two batched factorisations that do not depend on each other: jaxlib's kernels split
+a batch over XLA's threads and wait inside a thread for its parts, so that with as many such kernels at once as there
+are threads all of them deadlock. Hence factors are passed on (`fuse` returns its root), and the factorisations of one
+step are stacked into one batch.
 """
 
 import abc
@@ -25,23 +26,23 @@ Vector = Float[AnyArray, " d"]
 Matrix = Float[AnyArray, "d d"]
 Packed = Float[AnyArray, "*packed"]
 Scalar = Float[AnyArray, ""]
-# Roots of two parts of the coordinates, and a matrix from one to the other.
+# What `split` returns: the roots of two groups of coordinates, and the matrix of regression coefficients between them.
 Parts = tuple[Float[AnyArray, "..."], Float[AnyArray, "..."], Float[AnyArray, "n m"]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Structure(abc.ABC):
-    """What the components of a mixture can hold of a covariance."""
+    """A family of covariance matrices, such as the diagonal ones, that the components of a mixture may have."""
 
     @property
     def name(self) -> str:
-        """What files, the command line and study.toml call it, once it is registered."""
+        """Its name in files, on the command line and in study.toml, once it is registered."""
         return type(self).__name__.lower()
 
     @property
     @abc.abstractmethod
     def packing(self) -> Packing:
-        """NumPy arithmetic on its packed matrices."""
+        """The NumPy arithmetic on its packed matrices."""
 
     @property
     @abc.abstractmethod
@@ -50,19 +51,19 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def wider(self) -> "Structure | None":
-        """The next structure that holds all of its matrices and more; None for full matrices."""
+        """The next more general structure, which contains all of its matrices; None for full matrices."""
 
     @abc.abstractmethod
     def widened(self, root: Packed, d: int) -> Float[AnyArray, "..."]:
-        """The same root in the structure `wider`."""
+        """The same root, packed as in the structure `wider`."""
 
     def chain(self) -> "list[Structure]":
-        """Itself and ever wider structures."""
+        """Itself and all more general structures, in increasing generality."""
         wider = self.wider()
         return [self, *([] if wider is None else wider.chain())]
 
     def holds(self, other: "Structure") -> bool:
-        """Whether all matrices of the other structure are among its own."""
+        """Whether it contains all matrices of the other structure."""
         return self in other.chain()
 
     @abc.abstractmethod
@@ -71,15 +72,15 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def user_shape(self, d: int) -> tuple[int, ...]:
-        """Shape of a covariance as users write it, from which `GaussianMixture.from_covariances` knows it."""
+        """Shape of a covariance as users write it; `GaussianMixture.from_covariances` recognises it by that."""
 
     @abc.abstractmethod
     def check(self, covariances: np.ndarray) -> None:
-        """Refuse covariances (K, ...) that are not symmetric and positive-definite, or beyond what float64 holds."""
+        """Refuse covariances (K, ...) that are not symmetric and positive-definite, or outside the range of float64."""
 
     @abc.abstractmethod
     def cost(self, d: int) -> int:
-        """Operations of a factorisation and a solve, up to a constant factor."""
+        """Operation count of a factorisation and a solve, up to a constant factor."""
 
     @abc.abstractmethod
     def root(self, precision: Packed) -> Packed:
@@ -119,7 +120,7 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def outer(self, x: Vector) -> Packed:
-        """What this structure keeps of the covariance x xᵀ."""
+        """The covariance x xᵀ, projected onto this structure and packed."""
 
     @abc.abstractmethod
     def variances(self, root: Packed, d: int) -> Vector:
@@ -138,7 +139,7 @@ class Structure(abc.ABC):
         """
 
     def fuse(self, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Packed, Packed, Vector, Scalar]:
-        """The same with the product's precision A + B and its root in front."""
+        """The product's precision A + B and its root, followed by what `meet` returns."""
         total = a + b
         root = self.root(total)
         return total, root, *self.meet(root, a, mu_a, b, mu_b)
@@ -155,12 +156,14 @@ class Structure(abc.ABC):
 
     @abc.abstractmethod
     def split(self, root: Packed, first: np.ndarray, last: np.ndarray) -> Parts:
-        """For coordinates in two parts: roots of Λ_first (the conditional of `first` given `last`) and of the
-        marginal precision of `last`, and Λ_first⁻¹ Λ_first,last, the coefficients of that conditional.
+        """Split the coordinates into `first` and `last`.
+
+        Returns the root of Λ_first (the conditional precision of `first` given `last`), the root of the marginal
+        precision of `last`, and Λ_first⁻¹ Λ_first,last, the negative regression coefficients of that conditional.
         """
 
 
 def common(structures: Iterable[Structure]) -> Structure:
-    """The narrowest structure that holds all of these."""
+    """The least general structure that contains all of these."""
     first, *others = structures
     return next(wide for wide in first.chain() if all(wide.holds(other) for other in others))

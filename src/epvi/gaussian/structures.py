@@ -1,4 +1,4 @@
-"""The covariance structures `Spherical`, `Diagonal` and `Full`, and the registry that knows them by name."""
+"""The covariance structures `Spherical`, `Diagonal` and `Full`, and the registry of structures by name."""
 
 import abc
 
@@ -17,19 +17,19 @@ from epvi.ground.registry import Registry
 
 
 class Elementwise(Structure):
-    """Base of the structures whose Λ is diagonal; entries that `gather` averages are one number."""
+    """Base of the structures with a diagonal Λ, some of whose entries may be constrained to be equal."""
 
     @abc.abstractmethod
     def spread(self, packed: Float[AnyArray, "..."], d: int) -> Float[AnyArray, "..."]:
-        """The diagonal of packed numbers (..., k), or what broadcasts to it; for NumPy and JAX arrays."""
+        """The diagonal from packed numbers (..., k), or an array that broadcasts to it; for NumPy and JAX arrays."""
 
     @abc.abstractmethod
     def gather(self, diagonal: Float[AnyArray, "..."]) -> Float[AnyArray, "..."]:
-        """The numbers (..., k) that a diagonal (..., d) is packed as: averages of the entries that are one number."""
+        """Pack a diagonal (..., d) as numbers (..., k): averages over the entries that are constrained to be equal."""
 
     @abc.abstractmethod
     def counts(self, d: int) -> Float[np.ndarray, " k"]:
-        """How many entries each packed number stands for."""
+        """How many entries of the diagonal each packed number is repeated in."""
 
     @property
     def packing(self) -> Packing:
@@ -108,11 +108,11 @@ class Elementwise(Structure):
 
     @abc.abstractmethod
     def pick(self, packed: Packed, coordinates: np.ndarray) -> Float[AnyArray, "..."]:
-        """The packed numbers of a Gaussian of some coordinates."""
+        """The packed numbers of some of the coordinates."""
 
 
 class Spherical(Elementwise):
-    """Λ = λI: one variance per component, the paper's family."""
+    """Λ = λI: one variance per component, as in the paper."""
 
     def wider(self) -> Structure:
         return Diagonal()
@@ -159,7 +159,7 @@ class Diagonal(Elementwise):
 
 
 class Full(Structure):
-    """Λ any positive-definite matrix: scales and correlations."""
+    """Λ any positive-definite matrix: variances and correlations."""
 
     @property
     def packing(self) -> Packing:
@@ -198,7 +198,7 @@ class Full(Structure):
         return inverse.T @ inverse
 
     def root_of_covariance(self, covariance: Packed) -> Packed:
-        # Factored with the coordinates reversed, because the inverse transpose of a lower factor is upper.
+        # Factored with the coordinates reversed, because the inverse transpose of a lower triangular factor is upper.
         reversed_factor = jnp.linalg.cholesky(covariance[::-1, ::-1])
         inverse = solve_triangular(reversed_factor, jnp.eye(covariance.shape[0]), lower=True)
         return inverse.T[::-1, ::-1]
@@ -229,7 +229,7 @@ class Full(Structure):
 
     def meet(self, root: Packed, a: Packed, mu_a: Vector, b: Packed, mu_b: Vector) -> tuple[Vector, Scalar]:
         delta = mu_b - mu_a
-        # Q as an inner product of two half-solves: no difference of large numbers when A << B.
+        # Q as an inner product of two triangular solves: no cancellation when A << B.
         halves = solve_triangular(root, jnp.stack([a @ delta, b @ delta], axis=1), lower=True)
         return mu_a + self.unwhiten(root, halves[:, 1]), jnp.sum(halves[:, 0] * halves[:, 1])
 
@@ -240,13 +240,13 @@ class Full(Structure):
         precisions: Float[AnyArray, "m K *packed"],
         index: Int[AnyArray, " m"],
     ) -> Scalar:
-        # All components and then the chosen: a matrix product over many points, where a gather would copy matrices.
+        # All components, then the chosen ones: one matrix product, where a gather would copy matrices for each point.
         delta = point[None, None] - means
         every = jnp.einsum("mki,mkij,mkj->mk", delta, precisions, delta)
         return jnp.sum(every[jnp.arange(len(index)), index])
 
     def split(self, root: Packed, first: np.ndarray, last: np.ndarray) -> Parts:
-        # A QR of the permuted root refactors Λ without squaring its condition number.
+        # A QR decomposition of the permuted root refactors Λ without squaring the condition number.
         upper = jnp.linalg.qr(root[np.concatenate([first, last])].T, mode="r")
         lower = (upper * jnp.sign(jnp.diag(upper))[:, None]).T
         n = len(first)
@@ -264,10 +264,10 @@ def structures() -> dict[str, Structure]:
     return {name: STRUCTURES.make(name, {}) for name in STRUCTURES.names()}
 
 
-# The forms in which Hessians come: their diagonals, or whole.
+# The two forms of Hessians: diagonals, or full matrices.
 DIAGONALS, WHOLE = Diagonal().packing, Full().packing
 
 
 def form_of(hessian: np.ndarray) -> Packing:
-    """The form of one Hessian, (d,) or (d, d)."""
+    """The form of one Hessian, by its shape: (d,) or (d, d)."""
     return WHOLE if hessian.ndim == 2 else DIAGONALS

@@ -186,7 +186,7 @@ def test_a_density_without_a_mode_is_refused():
     y = 0.5 * np.random.default_rng(1).normal(size=60)
     fit = epvi.fit_shard(varying, {"x": np.zeros(60, int), "y": y}, "1/5")
     assert not fit.status.ok
-    assert "no climb reached a mode" in fit.status.text or "flat direction" in fit.status.text
+    assert "no start converged to a mode" in fit.status.text or "flat direction" in fit.status.text
 
 
 def test_a_mixture_model_with_far_apart_scales_is_found():

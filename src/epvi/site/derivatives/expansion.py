@@ -1,12 +1,13 @@
-"""log p_m around a point, from its expansion there over all rows and the remainder on some of them.
+"""Approximates log p_m near a point by a Taylor expansion over all rows, with the remainder estimated on subsamples.
 
-Takes value, gradient and curvature of a tall subposterior at a point c, which climbing there gave; gives values near c
-without another pass over the rows, with a standard error:
+Takes value, gradient and Hessian of a subposterior with many rows at a point c, known from the optimisation that ended
+there; returns values near c, with standard errors, without another pass over all rows:
 
-    f(θ) ≈ T(θ) + mean over parts g of [ f_g(θ) − T_g(θ) ]
+    f(θ) ≈ T(θ) + mean over subsamples g of [ f_g(θ) − T_g(θ) ]
 
-T is the second-order expansion at c, of all rows or of part g scaled to all. A shard of n rows is n^(-1/2) standard
-deviations wide, so the remainder is of the size n^(-1/2), and its error smaller by the square root of the parts' rows.
+T is the second-order Taylor expansion at c of all rows, T_g that of subsample g scaled to all rows: the expansion is a
+control variate. A posterior of n rows has a width of order n^(-1/2), so the remainder is of order n^(-1/2), and its
+standard error smaller by the square root of the number of rows in the subsamples.
 """
 
 import dataclasses
@@ -19,22 +20,28 @@ from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import form_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 
-# Parts that the remainder is computed on, each by itself: what they differ by gives the standard error.
+# Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
 _PARTS = 8
+# Rows of a subsample at first. Judgement: 8 of them are 4,096 rows, whose pass is short.
 _ROWS_PER_PART = 512
-# From so many rows on, 8 times those of the parts, it is worth it: below, a pass over all of them is as cheap.
+# Least number of rows of a "tall" shard, on which expansions are used: 8 times the rows of the subsamples, 32,768.
+# Below, a pass over all rows costs about as much. Judgement.
 TALL = 8 * _PARTS * _ROWS_PER_PART
-# Where that leaves too much in doubt, parts are made so many times as large.
+# Where the standard error is too large, subsamples are enlarged by this factor, which divides it by √8. Judgement.
 _MORE = 8
-# The parts' curvature is that of all rows up to this factor, unless they lack rows that matter.
+# Largest ratio of the Hessians of the subsamples and of all rows in any direction; beyond it the subsamples lack
+# influential rows, and the expansion is not used. Judgement.
 _ALIKE = 2.0
 
 
 class Taylor(NamedTuple):
-    """Value, gradient (d,) and Hessian (a matrix or its diagonal) of a function at a point."""
+    """Second-order Taylor expansion of a function about a point."""
 
+    # Value at the point.
     value: float
+    # Gradient there, (d,).
     gradient: np.ndarray
+    # Hessian there, (d, d), or its diagonal, (d,).
     hessian: np.ndarray
 
     @property
@@ -43,22 +50,22 @@ class Taylor(NamedTuple):
         return form_of(self.hessian)
 
     def at(self, delta: np.ndarray) -> np.ndarray:
-        """The second-order expansion, this far from the point."""
+        """The expansion at displacements `delta` from the point."""
         bent = self.form.rows_times(delta, self.hessian)
         return np.asarray(self.value + delta @ self.gradient + 0.5 * np.sum(delta * bent, axis=-1))
 
     def moved(self, delta: np.ndarray) -> "Taylor":
-        """The expansion of the same quadratic about another point, this far away."""
+        """The same quadratic function, expanded about the point displaced by `delta`."""
         bent = self.form.times(self.hessian, delta)
         return Taylor(float(self.at(delta)), self.gradient + bent, self.hessian)
 
     def distances(self, delta: np.ndarray) -> np.ndarray:
-        """δᵀ|H|δ: how far that is from the point, in units of the curvature there."""
+        """Squared Mahalanobis distances δᵀ|H|δ from the point."""
         return self.form.abs_square(self.hessian, delta)
 
 
 class Near(NamedTuple):
-    """Values at S points with standard errors."""
+    """Estimated values at S points, with their standard errors."""
 
     value: Float[np.ndarray, " S"]
     error: Float[np.ndarray, " S"]
@@ -66,22 +73,26 @@ class Near(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Around:
-    """The expansion about one point, of all rows and of parts of them, which `rows` has one after the other."""
+    """The Taylor expansions about one point c, of all rows and of subsamples of them."""
 
+    # c.
     centre: Float[np.ndarray, " d"]
+    # T, of all rows.
     whole: Taylor
+    # The subposterior of the rows of all subsamples, one subsample after the other.
     rows: Subposterior
+    # T_g, each scaled to all rows.
     of_parts: list[Taylor]
 
     @property
     def is_alike(self) -> bool:
-        """Whether the parts bend as all rows do in every direction; where a few rows bend it they may have none."""
+        """Whether the Hessian of the subsamples is close to that of all rows, and they lack no influential rows."""
         parts = -np.mean([one.hessian for one in self.of_parts], axis=0)
         ratio = self.whole.form.ratios(-self.whole.hessian, parts)
         return bool(np.all((np.abs(ratio) > 1 / _ALIKE) & (np.abs(ratio) < _ALIKE)))
 
     def derivatives(self, theta: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient and Hessian, averaged over points near the centre: of the expansion, and of what it leaves out."""
+        """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder."""
         delta, part = theta - self.centre, Taylor(*(np.mean(one, axis=0) for one in zip(*self.of_parts, strict=True)))
         form = self.whole.form
         found = [self.rows.curve(points, form) for points in in_batches(theta, batch)]
@@ -93,7 +104,7 @@ class Around:
         return moved, self.whole.hessian + change
 
     def near(self, theta: np.ndarray, batch: int) -> Near:
-        """Values at points near the centre."""
+        """Estimated values at points near the centre."""
         delta, count = theta - self.centre, len(self.of_parts)
         values = self.rows.values_by_part(theta, batch, count)
         left = [value - expanded.at(delta) for value, expanded in zip(values, self.of_parts, strict=True)]
@@ -102,7 +113,7 @@ class Around:
 
 
 def in_batches(theta: np.ndarray, batch: int) -> list[np.ndarray]:
-    """Points in batches of one size, the last filled up with the last point."""
+    """Points in batches of equal size, the last padded with copies of the last point."""
     filled = np.concatenate([theta, np.repeat(theta[-1:], -len(theta) % batch, axis=0)])
     return np.split(filled, len(filled) // batch)
 
@@ -114,7 +125,7 @@ def expand(
     rng: np.random.Generator,
     rows_per_part: int = _ROWS_PER_PART,
 ) -> list[Around]:
-    """The expansions about several points, on the same parts of the rows."""
+    """The expansions about several points, on the same subsamples of the rows."""
     rows, parts = subposterior.parts(rows_per_part, _PARTS, rng)
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
@@ -124,7 +135,7 @@ def expand(
 
 
 def sizes_of_parts(num_rows: int) -> list[int]:
-    """Rows of a part, to be tried one after the other where fewer leave too much in doubt."""
+    """Rows per subsample, to be tried in this order until the standard error is small enough."""
     sizes = []
     size = _ROWS_PER_PART
     while 8 * _PARTS * size <= num_rows:
@@ -134,7 +145,7 @@ def sizes_of_parts(num_rows: int) -> list[int]:
 
 
 def taylors(curve: Curve) -> list[Taylor]:
-    """One expansion per point."""
+    """The Taylor expansion at each point."""
     assert curve.hessian is not None
     parts = zip(curve.value, curve.gradient, curve.hessian, strict=True)
     return [Taylor(float(value), gradient, hessian) for value, gradient, hessian in parts]

@@ -1,6 +1,6 @@
-"""Expansions of a tall shard that were made before: another round that asks near one need not pass over the rows again.
+"""Caches Taylor expansions of a shard with many rows, so that later rounds near the same point need no new pass.
 
-Takes points with value, gradient and curvature there; gives them back. With a file, other processes have them too.
+Stores points with value, gradient and Hessian, in memory or in a file that other processes read as well.
 """
 
 import contextlib
@@ -14,19 +14,22 @@ from jaxtyping import Float
 
 from epvi.site.derivatives.expansion import Taylor
 
-# How far from a point its expansion is still used, as δᵀ|H|δ of the shard's own curvature: half of one of its sds.
+# Largest squared distance δᵀ|H|δ at which an expansion is reused: half a standard deviation of the subposterior.
+# Judgement; the error is estimated again whenever an expansion is used.
 _NEAR = 0.25
 
 
 @dataclasses.dataclass(eq=False)
 class ExpansionCache:
-    """What is known of one shard's log density at some points."""
+    """The known Taylor expansions of one shard's log density."""
 
+    # Where they are stored; None for memory only.
     file: Path | None = None
+    # The points with their expansions.
     known: list[tuple[Float[np.ndarray, " d"], Taylor]] = dataclasses.field(default_factory=list)
 
     def near(self, point: Float[np.ndarray, " d"]) -> tuple[np.ndarray, Taylor] | None:
-        """The expansion about the nearest known point, if that is near enough."""
+        """The nearest known point with its expansion; None if it is too far."""
         self._read()
         found = [(float(taylor.distances(point - centre)), i) for i, (centre, taylor) in enumerate(self.known)]
         if not found or min(found)[0] > _NEAR:
@@ -34,14 +37,14 @@ class ExpansionCache:
         return self.known[min(found)[1]]
 
     def add(self, centre: Float[np.ndarray, " d"], taylor: Taylor) -> None:
-        """Remember an expansion."""
+        """Store an expansion."""
         self.known.append((centre, taylor))
         if self.file is None:
             return
         arrays = {f"{name}{i}": x for i, (c, t) in enumerate(self.known) for name, x in _named(c, t).items()}
         part = self.file.with_name(f"{self.file.stem}-{secrets.token_hex(4)}.npz")
         with contextlib.suppress(OSError):
-            # Without it the next round passes over the rows once more.
+            # Failing to write is harmless: the next round makes one more pass.
             np.savez(part, allow_pickle=False, **arrays)
             os.replace(part, self.file)
 

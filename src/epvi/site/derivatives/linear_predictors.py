@@ -1,12 +1,12 @@
-"""The linear predictors of a likelihood: η = X(rows) W(θ), found in the model's own program.
+"""Finds the linear predictors η = X(rows) W(θ) of a likelihood in its jaxpr.
 
-Takes a log likelihood per row; gives it in three pieces, or None where it has no such form:
+Takes the log likelihood of each row as a function; returns its three pieces X, W and φ, or None without such a form:
 
     ℓ_i(θ) = φ(η_i, θ_S, row i),   η_i = W(θ)ᵀ x_i,   x_i a function of row i alone
 
-Any matrix product of something made of rows with something made of θ is a linear predictor, whatever the link φ is and
-however W depends on θ; S are the few coordinates that φ uses beside η (an intercept, a scale). Derivatives of φ are
-scalars per row then, and matrix products do the rest. Where φ has too many arguments for that, it is not used.
+Any matrix product of a function of the rows with a function of θ is a linear predictor, whatever the link φ is and
+however W depends on θ; S are the few coordinates of θ that φ uses directly (an intercept, a scale). The derivatives of
+φ are then a few scalars per row, and matrix products do the rest. If φ has too many arguments, this form is not used.
 """
 
 import dataclasses
@@ -22,15 +22,18 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 
 from epvi.ground.float64 import promotion_allowed
 
-# Calls that are opened up, so that a product inside a function that was compiled by itself is found too.
+# Primitives for calls, which are inlined, so that a product inside a jitted function is found too.
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 
 
 class _Operation(NamedTuple):
-    """One primitive operation on numbered values; constants stand in the place of a number."""
+    """One primitive operation of the jaxpr; values are identified by numbers."""
 
+    # The equation of the jaxpr.
     equation: Any
+    # Numbers of its inputs, or constants.
     inputs: tuple[Any, ...]
+    # Numbers of its outputs.
     outputs: tuple[int, ...]
 
     def run(self, values: dict[int, Any]) -> None:
@@ -51,43 +54,55 @@ class _Constant(NamedTuple):
 
 
 class _Nature(NamedTuple):
-    """What a value depends on: coordinates of θ (but not through η), rows, η; `places` where it is a piece of θ."""
+    """What a value depends on."""
 
+    # Which coordinates of θ it depends on, other than through η.
     theta: np.ndarray
+    # Whether it depends on the rows.
     rows: bool
+    # Whether it depends on η.
     bent: bool
+    # If its entries are coordinates of θ, their indices in θ.
     places: np.ndarray | None
 
 
 class _Cut(NamedTuple):
-    """A product of rows and θ, or of that and more of θ: its operands and its output.
+    """A matrix product X W of a function of the rows with one or more functions of θ: where to cut the program."""
 
-    `axis` is summed over in the matrix of rows; `weights` are values of θ, each with the axis that is summed over.
-    """
-
+    # Number of the value X.
     rows: int
+    # The axis of X that is summed over.
     axis: int
+    # Numbers of the factors of W, each with its axis that is summed over.
     weights: tuple[tuple[int, int], ...]
+    # Number of the product.
     output: int
+    # Whether the row axis of the product comes first.
     rows_first: bool
+    # Shape and dtype of the product.
     shape: tuple[int, ...]
     dtype: Any
-    # How many numbers are summed over.
+    # V, the length of the axis that is summed over.
     height: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A likelihood as a list of steps: `theta` and `block` are the numbers of its arguments."""
+    """A log likelihood as a flat list of primitive operations, without calls."""
 
+    # The operations, in order.
     steps: tuple[_Operation, ...]
+    # Number of the argument θ.
     theta: int
+    # Numbers of the columns of the block, by name.
     block: dict[str, int]
+    # Number of the output, or a constant.
     output: Any
+    # Values of the captured constants, by number.
     constants: dict[int, Any]
 
     def run(self, given: dict[int, Any], wanted: Sequence[Any]) -> list[Any]:
-        """The wanted values, from given ones, by the steps that they need."""
+        """Compute the wanted values from given ones, with only the operations that are needed."""
         values = self.constants | given
         needed, chosen = {one for one in wanted if isinstance(one, int)}, []
         for step in reversed(self.steps):
@@ -102,34 +117,35 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class Predictors:
-    """Where a program's linear predictors are.
+    """The linear predictors of a program."""
 
-    `places[j]` has the coordinates of θ that W_j is made of, when it is a piece of θ; `coordinates` is S.
-    """
-
+    # The log likelihood.
     program: Program
+    # The matrix products X_j W_j.
     cuts: tuple[_Cut, ...]
+    # For each j, indices in θ of the entries of W_j; None if W_j is not just coordinates of θ.
     places: tuple[np.ndarray | None, ...]
+    # S, the coordinates of θ that φ uses directly.
     coordinates: np.ndarray
 
     @property
     def num_arguments(self) -> int:
-        """How many arguments φ has beside the row."""
+        """The number of arguments of φ, other than the row."""
         return sum(self.widths) + len(self.coordinates)
 
     @property
     def widths(self) -> list[int]:
-        """How many predictors per row each product gives."""
+        """C_j, the number of predictors per row of each product."""
         return [math.prod(cut.shape) // cut.shape[0 if cut.rows_first else -1] for cut in self.cuts]
 
     def matrices(self, block: Mapping[str, Any]) -> list[Any]:
-        """X_j, (n, V_j)."""
+        """The matrices X_j, (n, V_j)."""
         given = {number: block[name] for name, number in self.program.block.items()}
         found = self.program.run(given, [cut.rows for cut in self.cuts])
         return [x if cut.axis == 1 else x.T for x, cut in zip(found, self.cuts, strict=True)]
 
     def weights(self, theta: Any) -> list[Any]:
-        """W_j, (V_j, C_j)."""
+        """The coefficients W_j, (V_j, C_j)."""
         wanted = [number for cut in self.cuts for number, _ in cut.weights]
         values = dict(zip(wanted, self.program.run({self.program.theta: theta}, wanted), strict=True))
         made = []
@@ -148,7 +164,7 @@ class Predictors:
 
 
 def find_predictors(log_likelihood: Callable, theta: Any, block: Mapping[str, Any]) -> Predictors | None:
-    """The linear predictors of a likelihood of θ and a block, both given by their shapes; None without that form."""
+    """Find the linear predictors of a likelihood of θ and a block, both given as shapes; None if there are none."""
     names = list(block)
 
     def of_arrays(theta: Any, *columns: Any) -> Any:
@@ -157,7 +173,7 @@ def find_predictors(log_likelihood: Callable, theta: Any, block: Mapping[str, An
     with promotion_allowed():
         traced = jax.make_jaxpr(of_arrays)(theta, *block.values())
     if "custom_vjp_call" in str(traced):
-        # Such a function has no derivative forwards, which φ is differentiated by.
+        # Such a function has no forward-mode derivative, which is needed for φ.
         return None
     program = _flat(traced, names)
     (d,), n = theta.shape, next(iter(block.values())).shape[0]
@@ -194,7 +210,7 @@ def _places(natures: dict[int, _Nature], cut: _Cut) -> np.ndarray | None:
 
 
 def _flat(traced: ClosedJaxpr, names: list[str]) -> Program:
-    """The program without calls inside it."""
+    """The jaxpr as a flat program, with all calls inlined."""
     steps: list[_Operation] = []
     constants: dict[int, Any] = {}
     count = iter(range(10**9))
@@ -226,7 +242,7 @@ def _flat(traced: ClosedJaxpr, names: list[str]) -> Program:
 
 
 def _used(program: Program, given: Container[int]) -> set[int]:
-    """The values that the output needs, when some are given."""
+    """The numbers of the values that the output needs when some are given."""
     used = {program.output}
     for step in reversed(program.steps):
         if any(one in used and one not in given for one in step.outputs):
@@ -235,7 +251,7 @@ def _used(program: Program, given: Container[int]) -> set[int]:
 
 
 def _cut(step: _Operation, natures: dict[int, _Nature], made: Mapping[int, _Cut], n: int) -> _Cut | None:
-    """The step as a product of an (n, V) matrix of rows, or of a product of that, with something made of θ."""
+    """The operation as a product of an (n, V) function of the rows, or of such a product, with a function of θ."""
     if step.equation.primitive.name != "dot_general" or any(not isinstance(one, int) for one in step.inputs):
         return None
     (left, right), batch = step.equation.params["dimension_numbers"]
@@ -275,7 +291,7 @@ def _natures(step: _Operation, natures: dict[int, _Nature], nothing: np.ndarray)
 
 
 def _moved(step: _Operation, places: np.ndarray | None) -> np.ndarray | None:
-    """Where the entries of a piece of θ are after a step that only moves them."""
+    """Track the indices in θ of a value's entries through an operation that only moves them; None otherwise."""
     if places is None:
         return None
     name, parameters = step.equation.primitive.name, step.equation.params
@@ -292,5 +308,5 @@ def _moved(step: _Operation, places: np.ndarray | None) -> np.ndarray | None:
 
 
 def _axes(parameters: Mapping[str, Any]) -> list[Any]:
-    """The axes that a squeeze removes, which a reshape does as well; of a reshape, none that are moved first."""
+    """Allowed `dimensions` besides None: any of a squeeze; none of a reshape, where they mean a transposition."""
     return [] if "new_sizes" in parameters else [parameters.get("dimensions")]

@@ -1,4 +1,4 @@
-"""Up to which order a function is differentiated, and how JAX does it along every coordinate."""
+"""The orders up to which a function is differentiated, and the JAX transformations that compute them."""
 
 import enum
 from collections.abc import Callable
@@ -7,13 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# Second derivatives are taken along this many directions at a time when only the diagonal is wanted: they are held
-# together in memory. Judgement.
+# For the diagonal of a Hessian, Hessian-vector products are computed in batches of this many coordinates, which are in
+# memory together. Judgement.
 _DIRECTIONS = 16
 
 
 class Order(enum.Enum):
-    """The value alone; with the gradient; with the gradient and the Hessian's diagonal; with the whole Hessian."""
+    """Value only; value and gradient; these and the Hessian's diagonal; these and the full Hessian."""
 
     VALUE = enum.auto()
     GRADIENT = enum.auto()
@@ -21,12 +21,12 @@ class Order(enum.Enum):
     FULL = enum.auto()
 
     def shapes(self, d: int) -> list[tuple[int, ...]]:
-        """The shapes of what comes of one point in d dimensions."""
+        """Shapes of the value and derivatives at one point in d dimensions."""
         second = {Order.DIAGONAL: [(d,)], Order.FULL: [(d, d)]}.get(self, [])
         return [()] if self is Order.VALUE else [(), (d,), *second]
 
     def derived(self, function: Callable) -> Callable:
-        """A scalar function of one point with its derivatives: the value alone, or a tuple."""
+        """Transform a scalar function of one point into one that returns its derivatives too, as a tuple."""
         ways = {
             Order.VALUE: lambda plain: plain,
             Order.GRADIENT: jax.value_and_grad,

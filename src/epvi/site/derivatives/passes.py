@@ -1,7 +1,7 @@
-"""The compiled passes of one target: sums over a block of rows at K points, and what they come to with the prior.
+"""Compiled programs for a pass over the rows: sums over a block at K points, and their total with the prior.
 
-Takes a target; gives programs that are compiled once per kind of block and used by all shards of a process. Models with
-linear predictors are differentiated through them; all others by JAX, along every coordinate.
+Takes a target; returns programs that are compiled once per shape of block and used by all shards of a process. Models
+with linear predictors are differentiated through them; all others by JAX in all coordinates.
 """
 
 import dataclasses
@@ -22,44 +22,47 @@ from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
 from epvi.site.model.model import Model
 from epvi.site.model.target import Target
 
-# Rows that a model is looked at with, to find its linear predictors in float64. Judgement: each is evaluated.
+# Number of rows on which linear predictors are searched for in float64. Judgement: few, since `is_wide` evaluates them.
 _ROWS_TO_LOOK = 8
 
-# Name, shape and dtype of every column of a block.
+# Name, shape and dtype of every column of a block: blocks of one kind share compiled programs.
 Kind = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def programs_of(model: Model, rows: Mapping[str, np.ndarray]) -> "Programs":
-    """Compiled passes of a model for rows with these columns, whatever the rows are: one object for models alike.
+    """The compiled passes of a model for rows with such columns; equal models share one object.
 
-    A model that cannot be compared with others shares them with nobody.
+    A model that cannot be compared with others gets its own.
     """
     signature: Kind = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
     return kept((model.shared_key(), signature), lambda: Programs(model.on(rows)))
 
 
 class Pass(NamedTuple):
-    """`zero(K)` are sums over no rows, and `add(total, theta, block, weights)` adds a block's.
+    """The three functions of a pass over the rows at K points."""
 
-    `finish(total, theta, prior)` gives log p_m and its derivatives: the rows' part, and that of the prior.
-    """
-
+    # zero(K): the sums over no rows.
     zero: Callable[[int], Any]
+    # add(total, theta, block, weights): the sums with a block added.
     add: Callable
+    # finish(total, theta, prior): log p_m and its derivatives, of the rows and of the prior together.
     finish: Callable
 
 
 @dataclasses.dataclass(eq=False)
 class Programs(Held):
-    """The compiled passes of one target; used by all shards of a process, as long as it keeps them."""
+    """The compiled passes of one target, shared by all shards of a process."""
 
+    # The log prior and log likelihood.
     target: Target
+    # Compiled functions, by what they compute.
     _made: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    # Linear predictors, by kind of block; None if there are none.
     _linked: dict[Kind, Linked | Wide | None] = dataclasses.field(default_factory=dict)
 
     @property
     def num_programs(self) -> int:
-        """How many programs were compiled for it, those of the target's trial among them."""
+        """The number of compiled programs, including those that the target was checked with."""
         return sum(map(number_of, [*self._made.values(), *self.target.tries.values()]))
 
     def value(self, block: Mapping[str, Any] | None) -> Pass:
@@ -79,11 +82,11 @@ class Programs(Held):
         return self._pass(Order.DIAGONAL, block)
 
     def rows(self) -> Callable:
-        """Per point and row of a block: the log likelihood, (P, n)."""
+        """Per point and row of a block: the log likelihood, (K, n)."""
         return self._once("rows", jax.vmap(self.target.log_likelihood, (0, None)))
 
     def outer(self) -> Callable:
-        """At one point: Σ over a block's rows of the products of their gradients, (d, d)."""
+        """At one point: the sum over a block's rows of the outer products of their score vectors, (d, d)."""
         return self._once("outer", self._outer)
 
     def _outer(self, point: Any, block: Any, weights: Any) -> Any:
@@ -93,14 +96,14 @@ class Programs(Held):
         return (weights[:, None] * rows).T @ rows
 
     def at_one_point(self) -> Callable:
-        """At one point: log prior, its slope along the point, and the log likelihood of every row of a block."""
+        """At one point θ: log prior, its directional derivative along θ, and the log likelihoods of a block's rows."""
         return self._once("at one point", self._at_one_point)
 
     def _at_one_point(self, point: Any, block: Any) -> Any:
         return *jax.jvp(self.target.log_prior, (point,), (point,)), self.target.log_likelihood(point, block)
 
     def outside(self) -> Callable:
-        """How many rows of a block have a value that the likelihood cannot have made."""
+        """The number of rows of a block with an observed value outside the support of its distribution."""
         return self._once("outside", self._outside)
 
     def _outside(self, block: dict[str, Any], weights: Any) -> dict[str, Any]:
@@ -108,7 +111,7 @@ class Programs(Held):
         return {name: jnp.sum(rows & (weights > 0)) for name, rows in bad.items()}
 
     def linked(self, block: Mapping[str, Any], order: Order = Order.FULL) -> Linked | Wide | None:
-        """The linear predictors of rows like these, where the order's derivatives go through them."""
+        """The linear predictors for blocks of this kind, if derivatives of this order can be computed through them."""
         kind = kind_of(block)
         if kind not in self._linked:
             self._linked[kind] = self._find_linked(block, kind)
@@ -137,7 +140,7 @@ class Programs(Held):
         return find_predictors(self.target.log_likelihood, theta, shapes)
 
     def _once(self, name: Any, function: Callable) -> Callable:
-        # A dict's own step, so that two threads at once get one function.
+        # `setdefault` is atomic, so that two threads get the same function.
         return self._made[name] if name in self._made else self._made.setdefault(name, jax.jit(function))
 
     def _pass(self, order: Order, block: Mapping[str, Any] | None) -> Pass:
@@ -148,7 +151,7 @@ class Programs(Held):
             meant = _as_it_is
         else:
             zero, add = functools.partial(linked.zero, order), functools.partial(_add_linked, linked)
-            # However many rows a block has, its sums mean the same.
+            # The conversion of sums to θ does not depend on the number of rows of a block.
             meant = self._once(("meant", order, kind_of(block, 0)), jax.vmap(functools.partial(linked.curve, order)))
         return Pass(
             zero,
@@ -161,7 +164,7 @@ class Programs(Held):
 
         def over_rows(point: Any) -> Any:
             rows = self.target.log_likelihood(point.astype(dtype), block).astype(jnp.float64)
-            # Rows of weight zero must not turn an infinity into NaN.
+            # `where`, because weight zero times an infinite log likelihood would be NaN.
             return jnp.sum(jnp.where(weights > 0, weights * rows, 0.0))
 
         return _added(total, jax.vmap(order.derived(over_rows))(theta))
@@ -177,7 +180,7 @@ class Programs(Held):
 
 
 def kind_of(block: Mapping[str, Any], num_rows: int | None = None) -> Kind:
-    """What tells blocks apart that need another program, for as many rows as they have or as are said."""
+    """The kind of a block, with its own number of rows or with `num_rows`; each kind needs its own program."""
     return tuple(
         (name, (len(column) if num_rows is None else num_rows, *column.shape[1:]), np.dtype(column.dtype).str)
         for name, column in block.items()
@@ -185,7 +188,7 @@ def kind_of(block: Mapping[str, Any], num_rows: int | None = None) -> Kind:
 
 
 def rows_dtype(kind: Kind) -> Any:
-    """The rows' arithmetic is float32 where all their numbers with a point are."""
+    """The dtype of per-row arithmetic: float32 if all floating-point columns are float32, else float64."""
     floats = {dtype for _, _, dtype in kind if np.dtype(dtype).kind == "f"}
     return jnp.float32 if floats == {np.dtype(np.float32).str} else jnp.float64
 

@@ -1,6 +1,6 @@
-"""What a subposterior has besides its rows: a share of the prior, or precisions in its place.
+"""The prior factor of a subposterior: a fractional power of the prior, or a Gaussian in its place.
 
-Both are trees of numbers, so that a compiled program takes them as arguments, one program for each of the two.
+Both are pytrees, so that compiled programs take them as arguments: one program for each of the two types.
 """
 
 from typing import Any, NamedTuple
@@ -13,22 +13,22 @@ from epvi.site.model.target import Target
 
 
 class PriorShare(NamedTuple):
-    """f log p(θ): the share f of the log prior, which holds the log Jacobian of the constraints."""
+    """f log p(θ), where log p includes the log Jacobian of the transform to unconstrained coordinates."""
 
     fraction: float
 
     def log_density(self, target: Target, point: Any) -> Any:
-        """At one point θ."""
+        """The log density at one point θ."""
         return self.fraction * target.log_prior(point)
 
 
 class Precisions(NamedTuple):
-    """−½ Σ_i λ_i θ_i²: a Gaussian about the origin with precision λ_i in coordinate i, and none where that is 0."""
+    """−½ Σ_i λ_i θ_i²: a Gaussian about the origin with precision λ_i in coordinate i; flat where λ_i = 0."""
 
     values: Float[np.ndarray, " d"]
 
     def log_density(self, target: Target, point: Any) -> Any:
-        """At one point θ, up to a constant."""
+        """The log density at one point θ, up to a constant."""
         return -0.5 * jnp.sum(self.values * point**2)
 
 

@@ -1,8 +1,8 @@
-"""Whether a likelihood is a sum over the columns of its linear predictor, each column by itself, told from its steps.
+"""Decides from its jaxpr whether a log likelihood is a sum of separate terms, one per column of its linear predictor.
 
-Takes a program and the (n, C) predictor in it; gives yes only where it holds for all rows and all values. A value is
-free of the predictor; or has the predictor's columns along one of its axes, none with a part of another; or is a sum
-over them, which only linear steps keep; or is mixed. Steps that are not known here mix.
+Takes a program with an (n, C) predictor; the answer is yes only if it holds for all rows and all values. Each value of
+the program is one of four kinds: free (does not depend on the predictor); columnwise (has an axis along which entry c
+depends on column c only); summed (a sum over that axis, up to linear operations); or mixed. Unknown operations mix.
 """
 
 import math
@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Literal
 
 from epvi.site.derivatives.linear_predictors import Predictors
 
-# An axis, or one of these.
+# The kind of a value: the axis of a columnwise one, or one of these.
 _Kind = int | str
 _FREE, _SUMMED, _MIXED = "free", "summed", "mixed"
 
@@ -26,12 +26,12 @@ _NAMES = (
 )
 _ENTRY_BY_ENTRY = frozenset(_NAMES.split())
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
-# Of a sum over columns these make another; a product or a quotient only with what is free.
+# Linear operations, which map a summed value to a summed value; products and quotients do so only with a free value.
 _LINEAR = ("add", "sub", "neg", "convert_element_type", "copy", "reduce_sum", "reshape", "squeeze", "broadcast_in_dim")
 
 
 def is_separate(found: Predictors) -> bool:
-    """Whether the program's output is a sum over the columns of its one predictor."""
+    """Whether the program's output is a sum of terms that each depend on one column of its only predictor."""
     (cut,), program = found.cuts, found.program
     if len(cut.shape) != 2 or not isinstance(program.output, int):
         return False
@@ -79,7 +79,7 @@ def _keeps_a_sum(name: str, given: Sequence[_Kind]) -> bool:
     if name == "mul":
         return _FREE in given
     if name in ("div", "select_n"):
-        # By what is free, or chosen by it.
+        # The divisor, or the condition of a selection, must be free.
         return given[1 if name == "div" else 0] == _FREE
     return name in _LINEAR
 
@@ -87,7 +87,7 @@ def _keeps_a_sum(name: str, given: Sequence[_Kind]) -> bool:
 def _axis_after(
     name: str, parameters: Mapping[str, Any], axis: int, shape: tuple[int, ...], made: tuple[int, ...]
 ) -> _Kind:
-    """Where the columns are after a step."""
+    """The kind of an operation's output if its input is columnwise: the new axis of the columns, summed, or mixed."""
     if name in _ENTRY_BY_ENTRY:
         return axis
     if name in _REDUCTIONS:

@@ -1,8 +1,9 @@
-"""The subposterior log p_m(θ) = f_m log p(θ) + Σ_i log p(x_i | θ): value, gradient and curvature at K points at once.
+"""Evaluates the subposterior log p_m(θ) = f_m log p(θ) + Σ_i log p(x_i | θ) and its derivatives at K points at once.
 
-Takes compiled programs, rows and the shard's part of the prior. One read of a block of rows serves all points and all
-derivatives; rows are never copied as a whole, and blocks all have one shape (the last is filled up with rows of weight
-zero), so that one compilation serves shards of any size. Blocks may be float32; sums over rows are float64.
+Takes compiled programs, rows and the shard's share of the prior. Each block of rows is read once per pass, for all
+points and all derivatives; rows are never copied as a whole. All blocks have the same shape (the last is padded with
+rows of weight zero), so that one compilation serves shards of any size. Blocks may be float32; sums over rows are
+float64.
 """
 
 import dataclasses
@@ -26,40 +27,44 @@ from epvi.site.derivatives.passes import Pass, Programs, kind_of, rows_dtype
 from epvi.site.derivatives.prior_part import Precisions, PriorPart, PriorShare
 from epvi.site.rows.columns import Columns, let_go
 
-# Intermediate numbers per block that stay in a core's cache: 8 MB in float64, a part of the last level's. Judgement.
+# Most intermediate numbers per block, so that they stay in the cache: 8 MB in float64, part of a last-level cache.
+# Judgement.
 _CACHE = 2**20
-# Rows per block: with fewer the calls cost more than the arithmetic, with more nothing is gained. Judgement.
+# Least and most rows per block: with fewer, call overhead dominates; with more, nothing is gained. Judgement.
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 2**14
-# Rows per block of a part of the rows, whose passes are short anyway. Judgement.
+# Most rows per block of a subsample, whose passes are short anyway. Judgement.
 _PART_BLOCK = 2**11
 # Bytes of rows from files that stay in memory once they were read. Judgement: more than a block, little beside a core's
 # share of the memory.
 _WINDOW = 2**23
-# A shard without a share of the prior can have parameters of which its rows say nothing, such as the scale of a
-# hierarchy. There its density is flat and others bound it: a Gaussian of this precision, in units of the unconstrained
-# coordinate, is put there. Judgement: its sd of 10,000 is next to nothing beside any prior.
+# Precision of the Gaussian that a shard without a share of the prior gets along coordinates that its likelihood does
+# not depend on, such as the scale of a hierarchy; there its density is flat, and other shards bound it. In
+# unconstrained coordinates. Judgement: an sd of 10,000 is negligible beside any prior.
 _NEXT_TO_NOTHING = 1e-8
 
 
-# Hears how many passes over the rows there were.
+# Callback: receives the number of passes over the rows so far.
 Report = Callable[[int], None]
 
 
 class Curve(NamedTuple):
     """log p_m and its derivatives at K points."""
 
+    # log p_m.
     value: Float[np.ndarray, " K"]
+    # Its gradient.
     gradient: Float[np.ndarray, "K d"]
-    # Packed in `form`: (K, d, d), or the diagonals (K, d); None where only the gradient was asked for.
+    # Its Hessian, packed in `form`: (K, d, d), or the diagonals (K, d); None if it was not computed.
     hessian: np.ndarray | None
+    # How the Hessian is packed.
     form: Packing = WHOLE
 
 
 def block_size(programs: Programs, columns: Columns, num_rows: int, num_points: int) -> int:
-    """Rows per block: small enough for the cache, no larger than the shards need."""
+    """Rows per block, a power of two: small enough for the cache, no larger than the number of rows requires."""
     numbers = sum(math.prod(column.shape[1:]) for column in columns.values())
     linked = programs.linked({name: column[:_LEAST_BLOCK] for name, column in columns.items()})
-    # Through linear predictors only the rows and their multiples are held, one point after the other.
+    # With linear predictors the points are processed one by one, and only the rows and their products are in memory.
     held = numbers + linked.held if linked is not None else num_points * programs.target.space.dim * numbers
     size = min(max(_CACHE // held, _LEAST_BLOCK), _LARGEST_BLOCK)
     return min(2 ** int(math.log2(size)), 2 ** math.ceil(math.log2(num_rows)))
@@ -67,18 +72,21 @@ def block_size(programs: Programs, columns: Columns, num_rows: int, num_points: 
 
 @dataclasses.dataclass(eq=False)
 class Subposterior:
-    """One shard's part of the posterior; counts its passes over the rows.
+    """The subposterior of one shard; counts its passes over the rows."""
 
-    `prior` is its share of the prior, or, of a shard without any, the precisions that stand in its place.
-    """
-
+    # Compiled programs of the model.
     programs: Programs
+    # The rows; empty for the prior alone.
     rows: Columns
+    # The share of the prior; for a shard without a share, a Gaussian in its place (see `bounded`).
     prior: PriorPart
+    # Rows per block of a pass.
     rows_per_block: int = 1
-    # How many rows each of these stands for.
+    # Weight of each row's log likelihood: for a subsample, the number of rows that each represents.
     weight: float = 1.0
+    # Called after each pass with the number of passes so far.
     report: Report = lambda passes: None
+    # Number of passes so far, and the time they took.
     passes: float = 0.0
     seconds: float = 0.0
 
@@ -91,27 +99,27 @@ class Subposterior:
         rows_per_block: int,
         report: Report = lambda passes: None,
     ) -> "Subposterior":
-        """The subposterior of these rows with this share of the prior; `report` hears of its passes over them."""
+        """The subposterior of rows and a share of the prior; `report` is called with the number of passes so far."""
         return cls(programs, columns, PriorShare(float(prior)), rows_per_block, report=report)
 
     @classmethod
     def without_rows(cls, programs: Programs, prior: Fraction) -> "Subposterior":
-        """A share of the prior alone."""
+        """A subposterior without rows: a share of the prior alone."""
         return cls(programs, {}, PriorShare(float(prior)))
 
     def without_its_rows(self) -> "Subposterior":
-        """Its part of the prior alone."""
+        """Its prior factor alone."""
         return Subposterior(self.programs, {}, self.prior)
 
     @property
     def num_rows(self) -> int:
-        """The number of rows at hand."""
+        """The number of rows; of a subsample, its own."""
         return len(next(iter(self.rows.values()))) if self.rows else 0
 
     def bounded(self) -> "Subposterior":
-        """As it can be fitted: without a share of the prior, with next to nothing where only the prior would bound it.
+        """The same; if it has no share of the prior, with a very wide Gaussian along coordinates that need one.
 
-        That is along coordinates that the prior depends on and the rows do not: their derivatives are exactly zero.
+        These are the coordinates that the prior depends on and the likelihood does not: its derivatives are exactly 0.
         """
         if isinstance(self.prior, Precisions) or self.prior.fraction > 0:
             return self
@@ -123,7 +131,7 @@ class Subposterior:
 
     @property
     def unseen(self) -> list[str]:
-        """The coordinates of which these rows say nothing, and which are left to the shards that carry the prior."""
+        """The coordinates that the likelihood of these rows does not depend on, see `bounded`."""
         if isinstance(self.prior, PriorShare):
             return []
         return [self.programs.target.space.coordinate(int(i)) for i in np.flatnonzero(self.prior.values)]
@@ -134,13 +142,13 @@ class Subposterior:
         return self.programs.target.space.dim
 
     def thinned(self, num_rows: int, rng: np.random.Generator) -> "Subposterior":
-        """The same from a random part of the rows, each standing for several."""
+        """The subposterior of a random subsample of the rows, each with a larger weight."""
         return self._of_rows(np.sort(rng.choice(self.num_rows, num_rows, replace=False, shuffle=False)))
 
     def parts(self, num_rows: int, count: int, rng: np.random.Generator) -> tuple["Subposterior", list["Subposterior"]]:
-        """Several such parts that have no row in common; all their rows, a part's after another's, and each by itself.
+        """Disjoint random subsamples: the rows of all of them, one subsample after the other, and each separately.
 
-        A part's rows stand for all, and so do those of all parts together.
+        Weights are such that each subsample represents all rows, and so do all of them together.
         """
         chosen = np.sort(rng.choice(self.num_rows, count * num_rows, replace=False, shuffle=False))
         together, order = self._of_rows(chosen), rng.permutation(len(chosen))
@@ -153,7 +161,7 @@ class Subposterior:
         return Subposterior(self.programs, columns, self.prior, size, weight)
 
     def _taken(self, chosen: np.ndarray) -> Columns:
-        """Copies of some rows, by increasing numbers; what was read of files on the way is let go."""
+        """Copies of the rows with these increasing indices; releases the memory of files read on the way."""
         pieces: dict[str, list[np.ndarray]] = {name: [] for name in self.rows}
         bounds = np.append(np.arange(0, self.num_rows, self._window), self.num_rows)
         for (start, stop), part in zip(
@@ -166,12 +174,12 @@ class Subposterior:
 
     @property
     def _window(self) -> int:
-        """As many whole blocks of rows as may stay in memory."""
+        """Number of rows, a multiple of the block size, that may stay in memory after they were read."""
         size = self.rows_per_block
         return size * max(_WINDOW // max(sum(size * column[:1].nbytes for column in self.rows.values()), 1), 1)
 
     def values_by_part(self, theta: np.ndarray, batch: int, count: int) -> Float[np.ndarray, "G n"]:
-        """Log p_m at any number of points, `batch` at a time, as each of `count` equal runs of these rows tells it."""
+        """Log p_m at any number of points, `batch` at a time, estimated from each of `count` consecutive subsamples."""
         short = -len(theta) % batch
         filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)])
         dtype = np.dtype(rows_dtype(kind_of(self.rows)))
@@ -186,7 +194,7 @@ class Subposterior:
     def log_density(self, theta: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         """log p_m(θ) at one point, all rows at once: a pure function that JAX can compile, batch and differentiate.
 
-        For samplers and optimisers of others; in float64 where x64 is enabled. The rows are constants of the program.
+        For external samplers and optimisers; in float64 if x64 is enabled. The rows become constants of the program.
         """
         target = self.programs.target
         with promotion_allowed():
@@ -197,7 +205,7 @@ class Subposterior:
             return prior + self.weight * jnp.sum(target.log_likelihood(theta, rows))
 
     def refuse_outside(self) -> None:
-        """Refuse rows that the likelihood cannot have made, whatever θ is."""
+        """Refuse rows with observed values outside the support of their distribution, whatever θ is."""
         with jax.enable_x64(True):
             counts: dict[str, int] = {}
             for block, weights in self._blocks():
@@ -228,7 +236,7 @@ class Subposterior:
         return Curve(value, gradient, hessian)
 
     def second_order(self, theta: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The same as a plain tuple, for an optimiser."""
+        """Value, gradient and Hessian as a plain tuple, for an optimiser."""
         at = self.full(theta)
         assert at.hessian is not None
         return at.value, at.gradient, at.hessian
@@ -239,11 +247,11 @@ class Subposterior:
         return Curve(value, gradient, hessian, DIAGONALS)
 
     def curve(self, theta: np.ndarray, form: Packing) -> Curve:
-        """Value, gradient, and the Hessian in this form."""
+        """Value, gradient, and the Hessian packed in `form`."""
         return self.full(theta) if form.whole else self.diagonal(theta)
 
     def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "d d"]:
-        """Σ over rows of the products of their log likelihoods' gradients."""
+        """The sum over rows of the outer products of their score vectors (the empirical Fisher information)."""
         with jax.enable_x64(True), promotion_allowed():
             theta = jnp.asarray(point, jnp.float64)
             total = np.zeros((self.dim, self.dim))
@@ -252,13 +260,13 @@ class Subposterior:
             return total
 
     def _sweep(self, program: Callable[[Any], Pass], theta: np.ndarray) -> Any:
-        """One pass over all blocks."""
+        """Make one pass over all blocks."""
         start = time.perf_counter()
         made = program(next(iter(self._blocks()), (None, None))[0])
         with jax.enable_x64(True):
             points = jnp.asarray(theta, jnp.float64)
             total = [made.zero(len(theta))]
-            # Blocks are computed behind this loop: rows are only let go when it has caught up.
+            # JAX computes asynchronously: rows may be released only after the computation has caught up.
             for block, weights in self._blocks(lambda: jax.block_until_ready(total[0])):
                 total[0] = made.add(total[0], points, block, weights)
             done = jax.block_until_ready(made.finish(total[0], points, self.prior))
@@ -268,9 +276,9 @@ class Subposterior:
         return done
 
     def _blocks(self, settled: Callable[[], Any] = lambda: None) -> Iterator[tuple[Columns, np.ndarray]]:
-        """Blocks of one size with their weights; the last repeats its last row with weight zero.
+        """Blocks of equal size with the weights of their rows; the last is padded with its last row, with weight zero.
 
-        After some of them `settled` is called, and then their rows are let go.
+        Every few blocks `settled` is called, which waits for computations on them, and then their memory is released.
         """
         size, held = self.rows_per_block, 0
         weights = np.full(size, float(self.weight))

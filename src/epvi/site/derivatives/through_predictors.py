@@ -1,11 +1,11 @@
-"""Derivatives of a likelihood through its linear predictors: scalars per row, then matrix products.
+"""Differentiates a likelihood through its linear predictors: a few scalars per row, then matrix products.
 
-Takes the predictors that were found and a block of rows; gives sums over the block in the predictors' own coefficients
-ψ = (W, θ_S), and, once per pass, what they mean for θ:
+Takes linear predictors and a block of rows; returns sums over the block of the derivatives with respect to the
+coefficients ψ = (W, θ_S) and, once per pass, converts them to derivatives with respect to θ:
 
     ∇ℓ = Jᵀ Σ_i A_iᵀ φ'_i,   ∇²ℓ = Jᵀ (Σ_i A_iᵀ φ''_i A_i) J + Σ_j (Σ_i A_iᵀ φ'_i)_j ∇²ψ_j,   J = ∂ψ/∂θ
 
-A_i has x_i where an argument of φ is a linear predictor, and 1 where it is a coordinate of θ.
+Row a of A_i is the gradient of φ's argument a with respect to ψ: x_i for a linear predictor, 1 for a coordinate of θ.
 """
 
 import dataclasses
@@ -20,32 +20,36 @@ import numpy as np
 from epvi.site.derivatives.linear_predictors import Predictors
 from epvi.site.derivatives.order import Order
 
-# φ is differentiated twice in as many arguments as this; p arguments have p(p + 1)/2 second derivatives.
+# Most arguments of φ: p arguments have p(p + 1)/2 second derivatives per row, 36 for 8, each with a matrix product.
+# Judgement.
 MOST_ARGUMENTS = 8
 
 
 class Sums(NamedTuple):
-    """Over rows: the value, the gradient in ψ, and per pair a <= b of φ's arguments a piece of the Hessian in ψ.
+    """Sums over rows of the log likelihood and its derivatives with respect to ψ."""
 
-    `second` has all pairs, or, for a diagonal, one vector per argument, or nothing.
-    """
-
+    # The log likelihood.
     value: Any
+    # The gradient, one piece per argument of φ.
     first: tuple[Any, ...]
+    # The Hessian, one block per pair a <= b of arguments; for the diagonal one piece per argument; empty if not needed.
     second: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Linked:
-    """A likelihood with linear predictors. `found` computes in the rows' type, `exact` in float64."""
+    """A likelihood with linear predictors of few columns."""
 
+    # The predictors as found in the program for the rows' dtype.
     found: Predictors
+    # The same in the program for float64.
     exact: Predictors
+    # The dtype of per-row arithmetic.
     dtype: Any
 
     @property
     def places(self) -> np.ndarray | None:
-        """Where each entry of ψ is in θ, when ψ is made of pieces of θ; then J needs no arithmetic."""
+        """The index in θ of each entry of ψ, if all are coordinates of θ: then J only selects; None otherwise."""
         if any(places is None for places in self.found.places):
             return None
         cuts = [np.ravel(np.transpose(places)) for places in self.found.places if places is not None]
@@ -53,12 +57,12 @@ class Linked:
 
     @property
     def gives_diagonal(self) -> bool:
-        """Whether the Hessian's diagonal in θ is that in ψ."""
+        """Whether the diagonal of the Hessian in θ follows from that in ψ: each coordinate occurs at most once in ψ."""
         return self.places is not None and len(np.unique(self.places)) == len(self.places)
 
     @property
     def held(self) -> int:
-        """Numbers per row of a block that are held at once."""
+        """Intermediate numbers per row of a block that are in memory at once."""
         return 2 * sum(cut.height for cut in self.found.cuts) + 2 * len(self._pairs)
 
     @property
@@ -67,7 +71,7 @@ class Linked:
         return [(a, b) for a in range(p) for b in range(a, p)]
 
     def zero(self, order: Order, num_points: int) -> Sums:
-        """Sums over no rows."""
+        """The sums over no rows."""
         cuts = zip(self.found.cuts, self.found.widths, strict=True)
         shapes: list[tuple[int, ...]] = [(cut.height,) for cut, width in cuts for _ in range(width)]
         shapes += [()] * len(self.found.coordinates)
@@ -77,14 +81,14 @@ class Linked:
         return Sums(value, tuple(parts[: len(shapes)]), tuple(parts[len(shapes) :]))
 
     def sums(self, order: Order, point: Any, block: Mapping[str, Any], weights: Any) -> Sums:
-        """Over a block, at one point θ."""
+        """The sums over a block, at one point θ."""
         matrices = [x.astype(self.dtype) for x in self.found.matrices(block)]
         etas = [x @ w.astype(self.dtype) for x, w in zip(matrices, self.exact.weights(point), strict=True)]
         theta = point.astype(self.dtype)
         p, coordinates = self.found.num_arguments, self.found.coordinates
 
         def moved(shift: Any) -> Any:
-            """φ of every row with its arguments moved by the same amounts."""
+            """φ of every row with `shift` added to its arguments."""
             starts = np.cumsum([0, *self.found.widths])
             shifted = [eta + shift[None, a:b] for eta, a, b in zip(etas, starts, starts[1:], strict=False)]
             there = theta.at[coordinates].add(shift[starts[-1] :]) if len(coordinates) else theta
@@ -109,7 +113,7 @@ class Linked:
         return Sums(value, gradient, tuple(pieces))
 
     def curve(self, order: Order, sums: Sums, point: Any) -> tuple[Any, ...]:
-        """Value, gradient and (a diagonal of) the Hessian in θ, from sums over all rows."""
+        """Value, gradient and Hessian (or its diagonal) with respect to θ, from sums over all rows."""
         gradient = jnp.concatenate([jnp.ravel(piece) for piece in sums.first])
         d = len(point)
         if self.places is not None:
@@ -130,7 +134,7 @@ class Linked:
         return jnp.concatenate([*weights, theta[self.found.coordinates]])
 
     def _hessian(self, sums: Sums) -> Any:
-        """The symmetric matrix of all pairs of arguments."""
+        """The full Hessian in ψ, assembled from the blocks of all pairs of arguments."""
         p = len(sums.first)
         pieces: dict[tuple[int, int], Any] = {}
         for (a, b), piece in zip(self._pairs, sums.second, strict=True):
@@ -140,7 +144,7 @@ class Linked:
 
 
 def _along(function: Any, axes: Any) -> Any:
-    """The derivative of a function along each axis, as a function: (p, ...)."""
+    """The function of the directional derivatives along each axis, (p, ...), by forward mode."""
 
     def derived(at: Any) -> Any:
         return jax.vmap(lambda axis: jax.jvp(function, (at,), (axis,))[1])(axes)
@@ -149,12 +153,12 @@ def _along(function: Any, axes: Any) -> Any:
 
 
 def _weighted(weights: Any, rows: Any) -> Any:
-    """Rows of weight zero must not turn an infinity into NaN."""
+    """Weighted rows, by `where`, because weight zero times infinity would be NaN."""
     return jnp.where(weights > 0, weights.astype(rows.dtype) * rows, 0)
 
 
 def _product(left: Any, right: Any, scale: Any) -> Any:
-    """Σ_i scale_i l_i r_iᵀ in float64 from one block's product; a missing matrix is a column of ones."""
+    """Σ_i scale_i l_i r_iᵀ over a block, converted to float64; None stands for a column of ones."""
     if left is None and right is None:
         return jnp.sum(scale.astype(jnp.float64))
     if right is None:
@@ -165,7 +169,7 @@ def _product(left: Any, right: Any, scale: Any) -> Any:
 
 
 def in_theta(coefficients: Callable, gradient: Any, hessian: Any | None, point: Any) -> tuple[Any, ...]:
-    """Gradient and Hessian in θ of a function of ψ(θ), from those in ψ; only the first without the second."""
+    """Gradient and Hessian with respect to θ by the chain rule, from those with respect to ψ(θ); Hessian if given."""
     jacobian = jax.jacfwd(coefficients)(point)
     if hessian is None:
         return (jacobian.T @ gradient,)
@@ -174,7 +178,7 @@ def in_theta(coefficients: Callable, gradient: Any, hessian: Any | None, point: 
 
 
 def per_point(function: Any, theta: Any) -> Any:
-    """A function of one point at each of K, one after the other: a block in the cache serves all."""
+    """Apply a function of one point to each of K points in sequence, so that the block stays in the cache."""
     if theta.shape[0] == 1:
         return jax.tree.map(functools.partial(jnp.expand_dims, axis=0), function(theta[0]))
     return jax.lax.map(function, theta)

@@ -1,8 +1,8 @@
-"""Derivatives through one linear predictor with many columns, each with a part of its own in the likelihood.
+"""Differentiates a likelihood through one linear predictor with many columns, if it is a sum of terms per column.
 
-Takes predictors η = X W(θ) of shape (n, C) whose likelihood is a sum over columns, ℓ_i = Σ_c φ_c(η_ic, θ_S, row i), as
-when a row observes many numbers; gives the sums that `links` gives for a few columns. Of the C² second derivatives of a
-row only the C on the diagonal are not zero:
+Takes a predictor η = X W(θ) of shape (n, C) with log likelihood ℓ_i = Σ_c φ_c(η_ic, θ_S, row i), as when a row observes
+many numbers; returns sums over rows, as `through_predictors.py` does for a few columns. Of the C² second derivatives of
+a row only the C on the diagonal are not zero:
 
     ∂²ℓ/∂W_c² = Σ_i φ''_ic x_i x_iᵀ   for all c in one matrix product of (x_i ⊗ x_i) and φ''
 """
@@ -22,36 +22,45 @@ from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.separability import is_separate
 from epvi.site.derivatives.through_predictors import in_theta
 
-# Coordinates beside η that the likelihood may use.
+# Most coordinates of θ that the likelihood may use directly: each takes a derivative of all rows. Judgement.
 _MOST_BESIDE = 4
-# ψ has at most so many entries, and a row's x ⊗ x.
+# Most entries of ψ, whose Hessian is formed (32 MB for 2000), and most entries of a row's x ⊗ x. Judgement.
 _MOST_COEFFICIENTS, _MOST_PRODUCTS = 2000, 1024
 
 
 class WideSums(NamedTuple):
-    """Over rows: value, gradient in W (V, C) and in θ_S; curvature in each column of W (V, V, C), beside, and mixed."""
+    """Sums over rows of the log likelihood and its derivatives with respect to W (V, C) and θ_S."""
 
+    # The log likelihood.
     value: Any
+    # Gradient with respect to W, (V, C).
     weights: Any
+    # Gradient with respect to θ_S.
     beside: Any
+    # Hessian of each column of W, (V, V, C); it is zero between columns.
     curvature: Any
+    # Mixed second derivatives of W and θ_S, (V, C, S).
     mixed: Any
+    # Hessian of θ_S, (S, S).
     curvature_beside: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Wide:
-    """A likelihood with one wide linear predictor. `found` computes in the rows' type, `exact` in float64."""
+    """A likelihood with one linear predictor of many columns."""
 
+    # The predictor as found in the program for the rows' dtype.
     found: Predictors
+    # The same in the program for float64.
     exact: Predictors
+    # The dtype of per-row arithmetic.
     dtype: Any
 
     gives_diagonal = False
 
     @property
     def held(self) -> int:
-        """Numbers per row of a block that are held at once."""
+        """Intermediate numbers per row of a block that are in memory at once."""
         return self._height**2 + 6 * self._width
 
     @property
@@ -63,7 +72,7 @@ class Wide:
         return self.found.widths[0]
 
     def zero(self, order: Order, num_points: int) -> WideSums:
-        """Sums over no rows."""
+        """The sums over no rows."""
         v, c, s = self._height, self._width, len(self.found.coordinates)
         shapes = [(), (v, c), (s,), (v, v, c), (v, c, s), (s, s)]
         if order is Order.GRADIENT:
@@ -71,7 +80,7 @@ class Wide:
         return WideSums(*(np.zeros((num_points, *shape)) for shape in shapes))
 
     def sums(self, order: Order, point: Any, block: Mapping[str, Any], weights: Any) -> WideSums:
-        """Over a block, at one point θ."""
+        """The sums over a block, at one point θ."""
         (x,), (w,) = self.found.matrices(block), self.exact.weights(point)
         x, at, theta = x.astype(self.dtype), self.found.coordinates, point.astype(self.dtype)
 
@@ -91,7 +100,7 @@ class Wide:
         def along(eta_too: Any, axis: Any) -> Any:
             return jax.jvp(lambda e, b: slopes(e, b)[1], (eta, beside), (eta_too, axis))[1]
 
-        # Along all of η at once, since no entry of it has to do with another.
+        # One directional derivative along all ones gives all diagonal second derivatives, since the others are zero.
         bend, _ = along(jnp.ones_like(eta), jnp.zeros_like(beside))
         mixed, bend_beside = jax.vmap(functools.partial(along, jnp.zeros_like(eta)))(jnp.eye(len(at), dtype=self.dtype))
         products = (x[:, :, None] * x[:, None, :]).reshape(len(x), -1)
@@ -100,13 +109,13 @@ class Wide:
         return WideSums(value, *first, *(part.astype(jnp.float64) for part in (curvature, mixed, bend_beside)))
 
     def curve(self, order: Order, sums: WideSums, point: Any) -> tuple[Any, ...]:
-        """Value, gradient and Hessian in θ, from sums over all rows."""
+        """Value, gradient and Hessian with respect to θ, from sums over all rows."""
         gradient = jnp.concatenate([jnp.ravel(sums.weights.T), sums.beside])
         hessian = None if order is Order.GRADIENT else self._hessian(sums)
         return sums.value, *in_theta(self._coefficients, gradient, hessian, point)
 
     def _coefficients(self, theta: Any) -> Any:
-        """ψ(θ): the columns of W one after the other, and θ_S."""
+        """ψ(θ): the columns of W in sequence, and θ_S."""
         (w,) = self.exact.weights(theta)
         return jnp.concatenate([jnp.ravel(w.T), theta[self.found.coordinates]])
 
@@ -118,11 +127,11 @@ class Wide:
 
 
 def is_wide(exact: Predictors, d: int, block: Mapping[str, Any]) -> bool:
-    """Whether one predictor has columns that the likelihood sums over, each by itself.
+    """Whether there is one predictor and the log likelihood is a sum of terms that each depend on one of its columns.
 
-    Told by the program's steps, and by second derivatives of some rows at random values of η, in float64: between
-    different columns all are zero, to the last bit (a function may come with a derivative of its own), and within a
-    column they are not.
+    Checked on the program's operations, and by second derivatives of some rows at random values of η in float64, since
+    functions may define their own derivatives: those between columns must be exactly zero, and at least half of those
+    within a column must not be.
     """
     if len(exact.cuts) != 1 or len(exact.coordinates) > _MOST_BESIDE:
         return False

@@ -1,4 +1,4 @@
-"""The entropy bound of a uniform mixture, its derivatives, and the variances that maximise L2, in plain NumPy.
+"""The entropy lower bound of a uniform mixture, its derivatives, and the covariances that maximise L2, in plain NumPy.
 
 With S_kj = Σ_k + Σ_j, the bound of Gershman, Hoffman & Blei (2012), generalised to any covariance structure, is
 
@@ -21,16 +21,20 @@ _LOG_2PI = float(np.log(2 * np.pi))
 
 
 class Overlap(NamedTuple):
-    """E and what its derivatives are made of: r_kj, S_kj⁻¹, a_kj = S_kj⁻¹(μ_k − μ_j)."""
+    """E and the terms of its derivatives."""
 
+    # E, in nats.
     bound: float
+    # Responsibilities r_kj = N(μ_k; μ_j, S_kj) / Σ_i N(μ_k; μ_i, S_ki).
     shares: Float[np.ndarray, "K K"]
+    # S_kj⁻¹, packed.
     inverses: np.ndarray
+    # a_kj = S_kj⁻¹(μ_k − μ_j).
     slopes: Float[np.ndarray, "K K d"]
 
 
 def overlap(packing: Packing, means: np.ndarray, covariances: np.ndarray) -> Overlap:
-    """The entropy bound at these components."""
+    """The entropy lower bound of the uniform mixture of these components."""
     k, d = means.shape
     sums = covariances[:, None] + covariances[None, :]
     inverses, log_dets = packing.inverse(sums), packing.log_det(sums, d)
@@ -56,7 +60,8 @@ def covariance_gradient(packing: Packing, at: Overlap) -> np.ndarray:
 def mean_hessian(packing: Packing, at: Overlap) -> Float[np.ndarray, "D D"]:
     """∂²E/∂μ∂μ over all means, (K·d, K·d).
 
-    Of log Σ_j N_kj it is Σ_j r_kj (g_kj g_kjᵀ + ∇²log N_kj) − ḡ_k ḡ_kᵀ, with g_kj = −a_kj at μ_k and a_kj at μ_j.
+    The Hessian of log Σ_j N_kj is Σ_j r_kj (g_kj g_kjᵀ + ∇²log N_kj) − ḡ_k ḡ_kᵀ. There g_kj = ∇log N_kj is −a_kj for
+    μ_k and a_kj for μ_j, and ḡ_k = Σ_j r_kj g_kj.
     """
     k, d = at.slopes.shape[1:]
     total = np.zeros((k, d, k, d))
@@ -79,9 +84,10 @@ def mean_hessian(packing: Packing, at: Overlap) -> Float[np.ndarray, "D D"]:
 
 
 def best_covariances(packing: Packing, means: np.ndarray, precisions: np.ndarray, start: np.ndarray) -> np.ndarray:
-    """The covariances that maximise L2 at these means, given guarded curvatures Λ = −H; `start` are covariances.
+    """The covariances that maximise L2 at these means, given positive-definite curvatures Λ = −H.
 
-    Σ_k = C_k T_k T_kᵀ C_kᵀ with C_k C_kᵀ = Λ_k⁻¹: then ½ tr Σ_k H_k = −½|T_k|², and the problem is well scaled.
+    They are parametrised as Σ_k = C_k T_k T_kᵀ C_kᵀ with C_k C_kᵀ = Λ_k⁻¹: then ½ tr Σ_k H_k = −½|T_k|², and the
+    problem is well scaled. L-BFGS starts from Λ⁻¹ or from the covariances `start`, whichever has the higher L2.
     """
     k, d = means.shape
     roots = packing.covariance_root(precisions)
@@ -94,15 +100,17 @@ def best_covariances(packing: Packing, means: np.ndarray, precisions: np.ndarray
         covariances = packing.grown(roots, t)
         at = overlap(packing, means, covariances)
         value = np.mean(packing.growth_trace(t, d)) + at.bound
-        # The trace term's gradient has weight 1/K, as the bound's already has.
+        # `grown_gradient` adds the trace term's gradient without the factor 1/K that the bound's gradient already has.
         slope = packing.grown_gradient(roots, t, k * covariance_gradient(packing, at), d) / k
         return -float(value), -slope.ravel()
 
+    # Sds within e^±15, about 3 million, times those of the curvature: keeps exp finite. Judgement.
     bounds = [(-15.0, 15.0)] * precisions.size
     guesses = [np.zeros_like(precisions)]
-    with contextlib.suppress(np.linalg.LinAlgError):  # a start that cannot be factored is none
+    with contextlib.suppress(np.linalg.LinAlgError):  # a start that cannot be factored is skipped
         guesses.append(packing.growth(roots, start))
     guess = min(guesses, key=lambda t: loss(t.ravel())[0])
+    # Tolerances far below that of the sweeps (1e-4 nats), since no pass over rows is needed here. Judgement.
     found = minimize(
         loss, guess.ravel(), jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-12, "gtol": 1e-7}
     )

@@ -1,8 +1,9 @@
-"""Directions that nothing bounds: separable labels, collinear or constant columns under a flat prior.
+"""Detects flat directions of a subposterior: separable labels, or collinear or constant columns under a flat prior.
 
-Takes the heaviest mode of a subposterior. Two standard deviations from a mode a Gaussian has lost 2 nats; where the
-curvature vanishes, or next to nothing is lost although it does not, there is no Gaussian to fit. Besides the widest
-axes of the curvature the direction of Newton's next step is tried: towards a maximum at infinity it loses nothing.
+Checks the mode with the most mass. The log density of a Gaussian drops by 2 nats two standard deviations from its mode;
+where the curvature is zero, or the log density hardly drops at that distance, no Gaussian can be fitted. The directions
+checked are the eigenvectors of least curvature and that of the next Newton step, which points towards a maximum at
+infinity if there is one.
 """
 
 from collections.abc import Callable
@@ -14,15 +15,20 @@ from epvi.parameters.space import Space
 from epvi.site.fit.modes import Modes
 from epvi.site.rows.columns import Columns, constant_columns
 
+# A direction is flat when the log density drops by less than this many nats two standard deviations from the mode.
+# Judgement: a thousandth of the 2 nats by which a Gaussian drops there.
 _LEAST_LOSS = 0.002
+# How many eigenvectors of least curvature are checked. Judgement: with the Newton direction, and both signs of each,
+# these are 34 points, which one pass over the rows evaluates together.
 _DIRECTIONS_TRIED = 16
 
 
 def flat_direction(
     space: Space, columns: Columns, modes: Modes, floor: float, value: Callable[[np.ndarray], np.ndarray]
 ) -> Status | None:
-    """What to say when the heaviest mode does not fall off in some direction; None when it does in all."""
+    """The status to report when the log density does not drop in some direction from the first mode; else None."""
     curvature, axes, units = modes.form.smallest(modes.curvature[0], _DIRECTIONS_TRIED)
+    # 1e-290 in place of zero: its inverse is still finite in float64. Judgement.
     least = floor + 1e-290
     steps = 2 * units * axes / np.sqrt(np.maximum(np.abs(curvature), least))[:, None]
     onwards = _newton_direction(modes, floor)
@@ -44,7 +50,7 @@ def flat_direction(
 
 
 def _newton_direction(modes: Modes, floor: float) -> np.ndarray | None:
-    """Newton's next step from the heaviest mode, made one standard deviation long; None where the gradient is zero."""
+    """The Newton step from the first mode, rescaled to one standard deviation; None where the gradient is zero."""
     gradient = modes.gradient[0]
     step = modes.form.newton_step(gradient, modes.curvature[0], floor)
     length = np.sqrt(abs(gradient @ step))

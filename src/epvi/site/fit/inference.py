@@ -1,4 +1,4 @@
-"""What a local inference is: a small object with settings that turns a subposterior into a mixture of Gaussians."""
+"""The interface of a local inference: a settings object that fits a mixture of Gaussians to a subposterior."""
 
 import abc
 import dataclasses
@@ -14,18 +14,21 @@ from epvi.site.rows.columns import Columns
 
 @dataclasses.dataclass(frozen=True)
 class LocalFit:
-    """A shard's mixture, how it came about, and how good its own inference thinks it is.
+    """The fitted mixture of one shard, with diagnostics."""
 
-    `history` is the variational bound after each sweep, `elbo` the Monte Carlo bound of the mixture as it is, `gap` how
-    far that is below the evidence (the divergence of the mixture from the subposterior), by its own draws.
-    """
-
+    # The approximation q of the subposterior.
     mixture: GaussianMixture
+    # Whether the fit converged, and what to do if it did not.
     status: Status
+    # The variational bound L2 after each sweep, in nats.
     history: tuple[float, ...]
+    # Monte Carlo estimate of the ELBO of `mixture`.
     elbo: Estimate
+    # KL(q ‖ subposterior) in nats: log evidence, by importance sampling with the same draws, minus `elbo`.
     gap: float
+    # Passes over all rows.
     passes: int
+    # Time spent in these passes.
     pass_seconds: float = 0.0
 
 
@@ -36,11 +39,11 @@ class Inference(abc.ABC):
     @property
     @abc.abstractmethod
     def points_at_once(self) -> int:
-        """At how many points derivatives are asked for in one pass."""
+        """At how many points derivatives are computed in one pass over the rows."""
 
     @abc.abstractmethod
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
-        """Fit. `common` is a key that all shards share (starts), `key` the shard's own."""
+        """Fit. All shards share the random key `common`, used for starts; `key` is the shard's own."""
 
 
 INFERENCES: Registry[Inference] = Registry("inference")

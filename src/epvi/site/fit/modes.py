@@ -1,7 +1,8 @@
-"""The separate modes of a subposterior, found from several starts.
+"""Finds the modes of a subposterior by optimisation from several starts.
 
-Takes a subposterior and starts; gives the modes with their Laplace approximations, the heaviest first. On a tall shard
-the climbs are made on a part of the rows, and only the modes that they find are followed on all rows.
+Takes a subposterior and starts; returns the modes with their Laplace approximations, in decreasing order of mass. On a
+shard with many rows the optimisations from all starts use a subsample of the rows, and only the modes found there are
+then refined on all rows.
 """
 
 import dataclasses
@@ -20,33 +21,39 @@ from epvi.parameters.space import Space
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.fit.newton import Climbed, Tolerances, climb
 
-# Two climbs ended in the same mode when they are nearer than this, in its standard deviations.
+# Two optimisations ended in the same mode if their ends are closer than this, in standard deviations of the mode.
+# Judgement: far above the optimiser's error, and modes closer than that are one for a Gaussian approximation.
 _SAME_MODE = 0.5
-# Modes with less than e^-20 of the heaviest one's mass are left out.
+# Modes with less than e^-20, about 2e-9, of the mass of the heaviest mode are left out. Judgement.
 _LEAST_LOG_MASS = -20.0
-# Steps of a climb. Of several climbs some are over by then; where none is, the highest go on for more: along the curved
-# ridges of a source analysis with 90 rows a shard, climbs take up to 200.
+# Most Newton steps from a start. Usually some starts converge within the first limit; if none does, the highest ends
+# get the second: along the curved ridges of a source analysis with 90 rows per shard it takes up to 200 steps.
 _MOST_STEPS, _MORE_STEPS = 60, 240
-# Newton's method is used up to this many coordinates (of all points together), L-BFGS above.
+# Newton's method is used up to this many coordinates (of all points together), L-BFGS above. Judgement: a Hessian of
+# this size takes 5 MB, and its eigendecomposition under a second.
 MOST_SECOND_ORDER = 800
-# On a tall shard, where every pass is dear, up to this many: a Hessian costs d times a gradient there. Above it the
-# curvature of a part of the rows stands in for that of all.
+# The same limit for shards with many rows, where a Hessian costs up to d times as much as a gradient. Above it the
+# Hessian of a subsample of the rows preconditions L-BFGS on all rows. Judgement.
 MOST_ON_TALL = 128
-# A whitened climb ends when this many nats are left to gain, of all coordinates together.
+# L-BFGS in whitened coordinates stops when the quadratic model has at most this many nats left to gain. Judgement: the
+# end is then at most √(2 · 0.001) = 0.04 standard deviations from the mode.
 _LEFT = 1e-3
 
 
 class Modes(NamedTuple):
-    """G modes, the ends of as many climbs."""
+    """G modes: the ends of G optimisations."""
 
+    # The modes θ.
     points: Float[np.ndarray, "G d"]
+    # f, the log density.
     value: Float[np.ndarray, " G"]
-    # What is left of it where the climb ended.
+    # ∇f, close to zero.
     gradient: Float[np.ndarray, "G d"]
     # −H: (G, d, d), or its diagonal (G, d) when d is large.
     curvature: np.ndarray
+    # Whether the optimisation met its tolerance.
     converged: Bool[np.ndarray, " G"]
-    # Whether the density was log-concave wherever the climb was.
+    # Whether the Hessian was negative-definite at all points that the optimisation visited.
     concave: Bool[np.ndarray, " G"]
 
     @property
@@ -55,7 +62,7 @@ class Modes(NamedTuple):
         return form_of(self.curvature[0])
 
     def log_mass(self) -> Float[np.ndarray, " G"]:
-        """Laplace's approximation, up to a constant: f − ½ log|−H|."""
+        """Laplace approximation of the log mass of each mode, up to a constant: f − ½ log|−H|."""
         return self.value - np.asarray(self.form.half_log_abs_det(self.curvature))
 
 
@@ -65,9 +72,10 @@ def second_order(num_points: int, d: int) -> bool:
 
 
 def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, precision: Tolerances) -> Modes:
-    """Climb from every start, `num_points` at a time, and keep at most `num_points` different ends.
+    """Optimise from every start, `num_points` in parallel, and keep at most `num_points` distinct modes.
 
-    When the first climbs all end in one mode and met no curvature but that of a maximum, the other starts are spared.
+    When the first batch of starts all converges to one mode through log-concave regions only, the other starts are
+    skipped.
     """
     first, *rest = (starts[i : i + num_points] for i in range(0, len(starts), num_points))
     few_slopes = subposterior.weight > 1 and starts.shape[1] > MOST_ON_TALL
@@ -81,7 +89,7 @@ def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, 
     if len(ends.points) and not few_slopes and not np.any(ends.converged):
         highest = np.argsort(-ends.value, kind="stable")[:num_points]
         longer = climb_to(subposterior, ends.points[highest], precision, _MORE_STEPS)
-        # Where there is no mode, they have only run off farther.
+        # If none converges there may be no mode, and the longer runs have only diverged further.
         ends = longer if np.any(longer.converged) else ends
     return distinct_of(subposterior, ends, num_points)
 
@@ -89,7 +97,7 @@ def find_modes(subposterior: Subposterior, starts: np.ndarray, num_points: int, 
 def climb_to(
     subposterior: Subposterior, starts: np.ndarray, precision: Tolerances, max_steps: int = _MOST_STEPS
 ) -> Modes:
-    """The maxima reached from some starts; ends that are not finite are left out."""
+    """The maxima reached from some starts, without those where f or its derivatives are not finite."""
     if not second_order(1, starts.shape[1]):
         return _climb_first_order(subposterior, starts)
     ended = climb(subposterior.second_order, starts, precision, max_steps)
@@ -99,9 +107,10 @@ def climb_to(
 
 
 def _last_step(subposterior: Subposterior, ended: Climbed, precision: Tolerances) -> Climbed:
-    """The last step without a pass: the rows' part by its expansion, the prior's as it is.
+    """Take the last step without a pass: the rows' part by its Taylor expansion, the prior's part exactly.
 
-    Where rows are many, the expansion is exact over so short a way; a scale that only the prior knows may go further.
+    With many rows the expansion is accurate over so short a step; the step may be longer along parameters that only the
+    prior determines, such as scales.
     """
     prior = dataclasses.replace(subposterior, rows={}, report=lambda passes: None)
     at = prior.second_order(ended.points)
@@ -126,6 +135,7 @@ def _climb_first_order(subposterior: Subposterior, starts: np.ndarray) -> Modes:
         value = np.sum(at.value)
         return (-value, -at.gradient.ravel()) if np.isfinite(value) else (np.inf, np.zeros(flat.size))
 
+    # Limits of L-BFGS, and tolerances close to rounding, so that the ends of several starts can be compared. Judgement.
     options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-13, "gtol": 1e-6}
     ended = minimize(loss, starts.ravel(), jac=True, method="L-BFGS-B", options=options)
     points = ended.x.reshape(starts.shape)
@@ -136,9 +146,9 @@ def _climb_first_order(subposterior: Subposterior, starts: np.ndarray) -> Modes:
 
 
 def _climb_by_slopes(subposterior: Subposterior, starts: np.ndarray) -> Modes:
-    """The maxima of a part of the rows in many coordinates: slopes to come near, and the curvature twice.
+    """Maxima in many dimensions on a subsample of rows: L-BFGS by gradients, then L-BFGS preconditioned by the Hessian.
 
-    Whether the density is log-concave is told by its curvature at the start alone.
+    Hessians are computed only at the start and after the first stage; `concave` refers to the one at the start.
     """
 
     def loss(point: np.ndarray) -> tuple[float, np.ndarray]:
@@ -147,6 +157,7 @@ def _climb_by_slopes(subposterior: Subposterior, starts: np.ndarray) -> Modes:
 
     found = []
     for start in starts:
+        # A loose tolerance, because the preconditioned stage follows. Judgement.
         ended = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 300, "ftol": 1e-7})
         near, far = subposterior.second_order(ended.x[None]), subposterior.second_order(start[None])
         concave = eigen_of(far[2], 1e-12).falls
@@ -157,7 +168,7 @@ def _climb_by_slopes(subposterior: Subposterior, starts: np.ndarray) -> Modes:
 
 
 def follow(subposterior: Subposterior, before: Modes, precision: Tolerances) -> Modes:
-    """The modes of more rows, from those of a part of them."""
+    """The modes of more rows, starting from the modes of a subsample."""
     d = before.points.shape[1]
     if d <= MOST_ON_TALL or not before.form.whole:
         return climb_to(subposterior, before.points, precision)
@@ -170,7 +181,7 @@ def follow(subposterior: Subposterior, before: Modes, precision: Tolerances) -> 
 
 
 def _climb_whitened(subposterior: Subposterior, before: Modes, i: int) -> tuple[np.ndarray, ...]:
-    """L-BFGS where the curvature of a part of the rows is 1, and the diagonal of all rows' where it ends."""
+    """L-BFGS in coordinates whitened by the subsample's Hessian; its end with the Hessian's diagonal on all rows."""
     eigen = eigen_of(before.curvature[i], 1e-9)
     scale = eigen.units[:, None] * eigen.vectors / np.sqrt(eigen.size)
     seen: list[tuple[float, np.ndarray]] = []
@@ -188,15 +199,16 @@ def _climb_whitened(subposterior: Subposterior, before: Modes, i: int) -> tuple[
         if seen[-1][0] <= _LEFT:
             raise StopIteration
 
-    # SciPy's first step is short; a whole Newton step is better, if it climbs.
+    # SciPy's first step is short; start from a full Newton step if that increases f.
     centre, origin = before.points[i], np.zeros(before.points.shape[1])
     value, slope = loss(origin)
     if not seen:
-        # Nothing finite to go by, and left out as such.
+        # Nothing is finite here: −∞ as value, so that `_finite` leaves this mode out.
         return tuple(part[i : i + 1] for part in before._replace(value=np.full(len(before.value), -np.inf)))
     centre = before.points[i] - scale @ slope
     if not loss(origin)[0] < value:
         centre = before.points[i]
+    # SciPy's own tolerances are off: the callback stops. Limits of steps and evaluations are judgement.
     options = {"maxiter": 200, "maxfun": 400, "ftol": 0.0, "gtol": 0.0}
     minimize(loss, origin, jac=True, method="L-BFGS-B", options=options, callback=stop_when_little_is_left)
     left, point = min(seen, key=lambda one: one[0])
@@ -213,15 +225,15 @@ def _finite(*parts: np.ndarray) -> Modes:
 
 
 def distinct_of(subposterior: Subposterior, ends: Modes, most: int) -> Modes:
-    """The different modes of a subposterior; of a part of the rows also light ones, which all rows may find heavy."""
+    """The distinct modes; of a subsample of rows also those of little mass, which may have more mass given all rows."""
     least = _LEAST_LOG_MASS if subposterior.weight == 1 else -np.inf
     return distinct(subposterior.programs.target.space, ends, most, least)
 
 
 def distinct(space: Space, ends: Modes, most: int, least: float = _LEAST_LOG_MASS) -> Modes:
-    """The different modes among the ends, the heaviest first; relabellings of one mode count once.
+    """The distinct modes among the ends, in decreasing order of mass; relabellings of one mode count once.
 
-    Ends of climbs that were not over count only where no climb was.
+    Ends that have not converged count only if none has.
     """
     if not len(ends.points):
         return ends
@@ -246,5 +258,5 @@ def distinct(space: Space, ends: Modes, most: int, least: float = _LEAST_LOG_MAS
 
 
 def _apart(delta: np.ndarray, curvature: np.ndarray, form: Packing) -> float:
-    """The distance in standard deviations."""
+    """Mahalanobis distance, in standard deviations."""
     return float(np.sqrt(max(delta @ form.times(curvature, delta), 0.0)))

@@ -1,6 +1,7 @@
-"""The evidence lower bound E_q[f − log q] by Monte Carlo, with its standard error, and the weights that raise it.
+"""Estimates the ELBO E_q[f − log q] by Monte Carlo, with its standard error, and the mixture weights that maximise it.
 
-Takes Gaussians and a function f; every component has the same antithetic draws, mapped by its own mean and covariance.
+Takes Gaussians and a log density f. All components use the same antithetic standard normal draws, transformed by their
+own mean and covariance.
 """
 
 from collections.abc import Callable
@@ -14,22 +15,24 @@ from epvi.gaussian.mixture import Estimate
 from epvi.gaussian.packing import Packing
 
 _LOG_2PI = float(np.log(2 * np.pi))
+# Most natural-gradient steps of the weights. Judgement: they use stored values of f, so they need no pass over rows.
 _WEIGHT_STEPS = 500
 
 
 class Drawn(NamedTuple):
-    """Weighted Gaussians with f and every component's log density at draws of each: (K, s) and (K, s, K).
+    """A weighted mixture, with log densities at s draws from each component."""
 
-    `doubt` is the standard error of f itself, on average, where that is an estimate.
-    """
-
+    # log w_k.
     log_weights: Float[np.ndarray, " K"]
+    # f at the draws of each component.
     f: Float[np.ndarray, "K s"]
+    # Log density of every component (last axis) at the draws of each component (first axis).
     logs: Float[np.ndarray, "K s K"]
+    # Average standard error of f, in nats, where f is itself an estimate.
     doubt: float = 0.0
 
     def ratios(self) -> Float[np.ndarray, "K s"]:
-        """f − log q at the draws."""
+        """f − log q at the draws: log importance ratios."""
         return self.f - logsumexp(self.logs + self.log_weights, axis=-1)
 
     def elbo(self) -> Estimate:
@@ -41,19 +44,19 @@ class Drawn(NamedTuple):
         return Estimate(np.asarray(np.mean(pairs)), np.asarray(error))
 
     def log_evidence(self) -> float:
-        """log ∫ exp f by importance sampling from q; never much below the bound, and far above it where q is poor."""
+        """log ∫ exp f by importance sampling from q: at least about the ELBO, and far above it where q fits poorly."""
         terms = self.ratios() + self.log_weights[:, None] - np.log(self.f.shape[1])
         return float(np.asarray(logsumexp(terms)))
 
     def halves(self) -> "list[Drawn]":
-        """The same from each half of the draws, every draw with its antithetic one."""
+        """Split the draws into two halves, keeping antithetic pairs together."""
         s = self.f.shape[1]
         which = np.arange(s) % (s // 2) < s // 4
         return [self._replace(f=self.f[:, half], logs=self.logs[:, half]) for half in (which, ~which)]
 
 
 def base_draws(rng: np.random.Generator, num_draws: int, d: int) -> Float[np.ndarray, "s d"]:
-    """Standard normal draws z and −z."""
+    """Antithetic pairs of standard normal draws z and −z."""
     z = rng.standard_normal((max(num_draws // 2, 2), d))
     return np.concatenate([z, -z])
 
@@ -61,7 +64,7 @@ def base_draws(rng: np.random.Generator, num_draws: int, d: int) -> Float[np.nda
 def draw_from(
     f: Callable[[np.ndarray], np.ndarray], packing: Packing, means: np.ndarray, covariances: np.ndarray, z: np.ndarray
 ) -> Drawn:
-    """Draw from each Gaussian, with equal weights for a start; f takes points (n, d)."""
+    """Draw from each Gaussian and evaluate f at points (n, d); the weights are equal."""
     draws, drawn = draws_of(packing, means, covariances, z)
     return drawn._replace(f=f(draws.reshape(-1, means.shape[1])).reshape(draws.shape[:2]))
 
@@ -69,7 +72,7 @@ def draw_from(
 def draws_of(
     packing: Packing, means: np.ndarray, covariances: np.ndarray, z: np.ndarray
 ) -> tuple[Float[np.ndarray, "K s d"], Drawn]:
-    """Draws of each Gaussian, and all but f there."""
+    """Draws from each Gaussian, and their `Drawn` in which f is still NaN."""
     k, d = means.shape
     precisions, log_dets = packing.inverse(covariances), packing.log_det(covariances, d)
     roots = packing.covariance_root(precisions)
@@ -81,7 +84,7 @@ def draws_of(
 
 
 def with_best_weights(drawn: Drawn) -> Drawn:
-    """The weights that raise the bound most, by natural-gradient steps log w_k ← log w_k + ρ E_k[f − log q]."""
+    """Maximise the ELBO over the weights, by natural-gradient steps log w_k ← log w_k + ρ E_k[f − log q]."""
     if len(drawn.log_weights) == 1:
         return drawn
     best = drawn
@@ -89,12 +92,14 @@ def with_best_weights(drawn: Drawn) -> Drawn:
         gain = np.mean(drawn.ratios(), axis=1)
         if not np.all(np.isfinite(gain)):
             break
-        # One whole step is exact for separate components; smaller ones then settle those that overlap.
+        # A first step with ρ = 1 is exact for components that do not overlap; ρ = 0.3 is stable for those that do
+        # (judgement).
         rate = 1.0 if step == 0 else 0.3
         moved = log_softmax(drawn.log_weights + rate * gain)
         drawn = drawn._replace(log_weights=moved)
         if float(drawn.elbo().value) > float(best.elbo().value):
             best = drawn
+        # Stop when the gains are equal up to 1e-9 nats, far below their Monte Carlo error. Judgement.
         if np.max(np.abs(gain - np.exp(moved) @ gain)) < 1e-9:
             break
     return best

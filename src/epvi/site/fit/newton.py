@@ -1,7 +1,8 @@
-"""Newton's method with a trust region, for B independent problems at once.
+"""Maximises B independent functions in parallel, by Newton's method with a trust region.
 
-Takes a function that gives value, gradient and Hessian at B points (one pass over the rows serves all) and B starts;
-gives the B maxima. Where the curvature is not that of a maximum, its sign is turned (the step still climbs).
+Takes a function that gives value, gradient and Hessian at B points (in one pass over the rows) and B starts; returns
+the B maxima. Where the Hessian H is not negative-definite, |H| (absolute eigenvalues) takes the place of −H, which
+still gives an ascent direction.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,46 +15,54 @@ from epvi.gaussian.eigen import Eigen, eigen_of
 
 Evaluate = Callable[[np.ndarray], Sequence[np.ndarray]]
 
-# The step is accepted when it gains this part of what the quadratic model promised.
+# A step is accepted if it gains at least this fraction of what the quadratic model predicts: the usual constant of
+# sufficient increase (Nocedal & Wright 2006, section 3.1).
 _LEAST_GAIN = 1e-4
-# The radius need not be met exactly: a few steps towards it are enough.
+# Most iterations for the damping ν that makes a step as long as the radius, which need hold only to 0.1 %. Judgement:
+# the iteration converges within a few.
 _DAMPINGS = 20
-# When so little is left to gain, and the next step is known to leave next to nothing, the climb is over.
+# Early stopping (`trusting`): only when the decrement is at most this many nats, and the next one is predicted to be
+# below the tolerance. Judgement.
 _LITTLE_LEFT = 0.1
-# Nor may that step be about to change the curvature by more than this part, in any direction.
+# Early stopping: only when the next step is predicted to change the Hessian by at most this fraction, in every
+# direction. Judgement: standard deviations then change by at most 1 %.
 _STEADY = 0.02
 
 
 class Climbed(NamedTuple):
-    """Where B climbs ended. `decrement` is ½ gᵀ|H|⁻¹g: what the quadratic model says is still to gain, in nats.
+    """The ends of B optimisations."""
 
-    `concave` tells whether the curvature was that of a maximum all the way.
-    """
-
+    # Where they ended.
     points: Float[np.ndarray, "B D"]
+    # Value, gradient g and Hessian H there.
     value: Float[np.ndarray, " B"]
     gradient: Float[np.ndarray, "B D"]
     hessian: Float[np.ndarray, "B D D"]
+    # Newton decrement ½ gᵀ|H|⁻¹g: the gain, in nats, that the quadratic model still predicts.
     decrement: Float[np.ndarray, " B"]
+    # Whether the decrement is below the tolerance, or predicted to be after one more step.
     converged: Bool[np.ndarray, " B"]
+    # Whether the Hessian was negative-definite at all accepted points.
     concave: Bool[np.ndarray, " B"]
 
 
 class Tolerances(NamedTuple):
-    """How finely rows resolve.
+    """Numerical tolerances, which depend on the precision of the rows (float32 or float64)."""
 
-    When to stop, in nats; the least curvature, relative to the largest, that is told from zero; which part of a value
-    is lost in rounding. With `trusting` a climb ends before its last step when those before foretell where it goes.
-    """
-
+    # Newton decrement at which to stop, in nats.
     tolerance: float
+    # Least absolute eigenvalue of a Hessian, relative to the largest, that is distinguished from zero.
     floor: float
+    # Relative rounding error of a value. Judgement: about 500 times the machine epsilon of float64, since a log density
+    # is a sum over many rows.
     rounding: float = 1e-13
+    # Whether to stop one step early when the previous steps predict that it will converge.
     trusting: bool = False
 
 
+# 100 steps at most. Judgement: quadratic convergence takes far fewer, and all callers in epvi set their own limit.
 def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_steps: int = 100) -> Climbed:
-    """Maximise from each start until the decrement is below the tolerance."""
+    """Maximise from each start until the Newton decrement is below the tolerance."""
     tolerance, floor, rounding, trusting = precision
     points = np.array(start, np.float64)
     value, gradient, hessian = (np.array(part) for part in evaluate(points))
@@ -63,6 +72,7 @@ def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_step
     decrement, concave, foretold = _decrement(gradient, eigen), eigen.falls.copy(), np.zeros(len(points), bool)
     for _ in range(max_steps):
         active = ~(dead | foretold | (decrement <= tolerance))
+        # A radius at the rounding error of the point allows no further progress.
         active &= radius > 1e-13 * (1 + np.linalg.norm(points / eigen.units, axis=1))
         if not np.any(active):
             break
@@ -72,12 +82,13 @@ def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_step
         with np.errstate(invalid="ignore"):
             gain = np.where(np.isfinite(new[0]), new[0] - value, -np.inf)
         good = np.all(np.isfinite(new[1]), axis=1) & np.all(np.isfinite(new[2]), axis=(1, 2))
-        # Near the maximum the gain drowns in rounding: there a step is taken on the quadratic model's word.
+        # Near the maximum the gain is below the rounding error: there steps are accepted without a check of the gain.
         drowned = promised <= rounding * (1 + np.abs(value))
         taken = active & good & ((gain >= _LEAST_GAIN * promised) | (drowned & np.isfinite(gain)))
         length = np.linalg.norm(step / eigen.units, axis=1)
         with np.errstate(invalid="ignore"):
             ratio = np.where(drowned & taken, 1.0, gain / np.maximum(promised, 1e-300))
+        # The usual rules of the radius (Nocedal & Wright 2006, algorithm 4.1), but growing faster: by 4 instead of 2.
         radius = np.where(active & (~taken | (ratio < 0.25)), 0.25 * np.minimum(length, radius), radius)
         radius = np.where(active & taken & (ratio > 0.75), np.maximum(radius, 4 * length), radius)
         bent = hessian.copy()
@@ -93,18 +104,19 @@ def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_step
 
 
 def _foretold(before: np.ndarray, now: np.ndarray, tolerance: float) -> np.ndarray:
-    """Whether the next decrement is known to be below the tolerance.
+    """Whether the next decrement is predicted to be below the tolerance.
 
-    Newton's method squares it: the last step's ratio tells by which factor beside.
+    Newton's method converges quadratically: next = C now², with C = now / before² estimated from the last step.
     """
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         return (now <= _LITTLE_LEFT) & (now < 0.1 * before) & (now**3 / before**2 <= tolerance)
 
 
 def _steady(change: np.ndarray, step: np.ndarray, gradient: np.ndarray, eigen: Eigen) -> np.ndarray:
-    """Whether the next step leaves the curvature as it is, told by how the last one changed it.
+    """Whether the next step hardly changes the Hessian, predicted from the change by the last step.
 
-    In every direction: where few rows tell of a coefficient, it is far from its mode when all others are at theirs.
+    Checked in every direction, because a coefficient that few rows inform can be far from its mode when all others have
+    converged.
     """
     steady = []
     for one, moved, slope, size, vectors, units in zip(change, step, gradient, *eigen[:3], strict=True):
@@ -117,7 +129,7 @@ def _steady(change: np.ndarray, step: np.ndarray, gradient: np.ndarray, eigen: E
 
 
 def _along(gradient: np.ndarray, eigen: Eigen) -> np.ndarray:
-    """The gradient's coordinates along the eigenvectors."""
+    """The gradient in the basis of the scaled Hessian's eigenvectors."""
     return np.einsum("bij,bi->bj", eigen.vectors, gradient * eigen.units)
 
 
@@ -127,7 +139,10 @@ def _decrement(gradient: np.ndarray, eigen: Eigen) -> np.ndarray:
 
 
 def _steps(gradient: np.ndarray, eigen: Eigen, radius: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """p = (|H| + νI)⁻¹ g, in units, with the least ν ≥ 0 that keeps |p| within the radius, and gᵀp − ½pᵀ|H|p."""
+    """Trust-region step p = (|H| + νI)⁻¹ g, in scaled coordinates, and its predicted gain gᵀp − ½pᵀ|H|p.
+
+    ν ≥ 0 is the least damping that keeps |p| within the radius.
+    """
     along, eigenvalues = _along(gradient, eigen), eigen.size
     damping = _damping(along, eigenvalues, radius)
     coordinates = along / (eigenvalues + damping[:, None])
@@ -138,9 +153,10 @@ def _steps(gradient: np.ndarray, eigen: Eigen, radius: np.ndarray) -> tuple[np.n
 def _damping(along: np.ndarray, eigenvalues: np.ndarray, radius: np.ndarray) -> np.ndarray:
     """The least ν ≥ 0 for which |(|H| + ν)⁻¹ g| is within the radius.
 
-    Newton's method on 1/|p| − 1/radius, which is nearly straight: from below it comes nearer with every step.
+    Newton's method for 1/|p| = 1/radius, which is nearly linear in ν; from below it converges monotonically (Nocedal &
+    Wright 2006, section 4.3).
     """
-    # No single coordinate of the step may be longer than the radius.
+    # A lower bound of ν to start from: no single coordinate of the step may exceed the radius.
     damping = np.maximum(np.max(np.abs(along) / radius[:, None] - eigenvalues, axis=1), 0.0)
     for _ in range(_DAMPINGS):
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

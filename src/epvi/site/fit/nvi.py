@@ -1,13 +1,14 @@
-"""Nonparametric variational inference (Gershman, Hoffman & Blei 2012): the paper's local inference.
+"""Fits a mixture of Gaussians by nonparametric variational inference (Gershman, Hoffman & Blei 2012), as in the paper.
 
-Takes a subposterior with log density f; gives q = Σ_k w_k N(μ_k, Σ_k). With q_k = (1/K) Σ_j N(μ_k; μ_j, Σ_k + Σ_j):
+Takes a subposterior with log density f; returns q = Σ_k w_k N(μ_k, Σ_k). With q_k = (1/K) Σ_j N(μ_k; μ_j, Σ_k + Σ_j):
 
     L1 = (1/K) Σ_k [ f(μ_k) − log q_k ]
     L2 = (1/K) Σ_k [ f(μ_k) + ½ tr Σ_k ∇²f(μ_k) − log q_k ]
 
-A sweep moves all means together on L1, takes the curvature there, and sets all covariances together on L2. L2's bound
-of the entropy rewards splitting one Gaussian into several, which a product of many shards amplifies; so by default a
-component stays only where the Monte Carlo bound asks for it, and weights are learned. `merge=False` is the paper's.
+A sweep maximises L1 over all means, computes the Hessians there, and maximises L2 over all covariances. The entropy
+lower bound in L2 rewards splitting one Gaussian into several, and the product of many shards amplifies the error. So by
+default a component is kept only if it raises the Monte Carlo estimate of the ELBO, and the weights are optimised.
+`merge=False` is the method of the paper.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from epvi.site.fit.nvi_run import Fitting
 from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator
 
-# Without a choice, covariances are full up to this dimension and diagonal above.
+# By default covariances are full up to this dimension, diagonal above. Judgement: full Hessians cost d times as much.
 _FULL_UP_TO = 100
 
 
@@ -35,19 +36,25 @@ _FULL_UP_TO = 100
 class NVI(Inference):
     """Nonparametric variational inference with at most `num_components` Gaussians.
 
-    `covariance` is `Spherical()` (the paper), `Diagonal()` or `Full()`; without it, full up to 100 parameters and
-    diagonal above. Sweeps stop when the bound changes by less than `tolerance` nats. With `merge` (the default) modes
-    are sought from `num_starts` starts, components that the Monte Carlo bound of `num_draws` draws does not ask for are
-    merged and weights are learned; without it, all components stay, equally weighted, as in the paper. A split into
-    more components than modes must earn half a nat.
+    `covariance` is `Spherical()` (as in the paper), `Diagonal()` or `Full()`; by default full up to 100 parameters and
+    diagonal above. Sweeps stop when the variational bound changes by less than `tolerance` nats. With `merge` (the
+    default) modes are searched for from `num_starts` starts, each gets one Gaussian, and weights are optimised; more
+    components than modes are used only if they raise the ELBO, estimated from `num_draws` draws, by half a nat. Without
+    `merge` all components are kept with equal weights, as in the paper.
     """
 
+    # Most components of a shard. Judgement: each costs a Hessian in every pass, and most shards need one.
     num_components: int = 4
     covariance: Structure | None = None
     merge: bool = True
+    # Starts of the search for modes. Judgement: four batches of the default number of components.
     num_starts: int = 16
+    # Draws of the Monte Carlo bound, over all components. Judgement: of one Gaussian near the subposterior, whose
+    # log ratios vary by less than a nat, they give the bound a standard error below 0.1 nats.
     num_draws: int = 256
+    # Most sweeps. Judgement, after Gershman, Hoffman & Blei (2012).
     max_sweeps: int = 20
+    # The change of L2, in nats, below which sweeps stop: the stopping rule of Gershman, Hoffman & Blei (2012).
     tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
@@ -61,7 +68,7 @@ class NVI(Inference):
 
     @property
     def points_at_once(self) -> int:
-        """All components move together."""
+        """The number of components: their means are optimised together."""
         return self.num_components
 
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
@@ -69,12 +76,13 @@ class NVI(Inference):
         d = subposterior.dim
         floats = [column.dtype for column in columns.values() if column.dtype.kind == "f"]
         single = bool(floats) and all(dtype == np.float32 for dtype in floats)
+        # Decrement in nats, least relative eigenvalue and rounding: float32 has 7 digits, float64 16. Judgement.
         precision = Tolerances(1e-6, 1e-6, 1e-9) if single else Tolerances(1e-9, 1e-12)
         structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
         sweeps = Sweeps(subposterior, structure, precision, self.max_sweeps, self.tolerance)
         work = Fitting(self.num_components, self.num_draws, subposterior, columns, structure, precision, sweeps)
         starts = generator(common).standard_normal((max(self.num_starts, self.num_components), d))
-        # Numbers that overflow on the way are looked for where it matters, not warned of.
+        # Overflow is checked for explicitly where it matters, so NumPy need not warn.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             try:
                 return work.merged(starts, generator(key)) if self.merge else work.plain(starts, generator(key))

@@ -1,7 +1,7 @@
-"""One shard's fit under way: modes, components around them, and how good they are.
+"""Runs NVI on one shard: finds the modes, places components there, and estimates the ELBO.
 
-Takes a subposterior and what NVI is told; gives the mixture with its status. On a tall shard all searching is done on
-parts of the rows; all rows are then passed over a few times.
+Takes a subposterior and the settings of NVI; returns the mixture with its status. On a shard with many rows ("tall")
+the search uses subsamples of the rows, and only a few passes over all rows follow.
 """
 
 import dataclasses
@@ -25,40 +25,50 @@ from epvi.site.fit.newton import Tolerances
 from epvi.site.fit.sweeps import Components, Sweeps
 from epvi.site.rows.columns import Columns
 
-# f is evaluated at this many draws in one pass.
+# f is evaluated at this many draws in one pass over the rows. Judgement: it bounds the memory of a block.
 _DRAWS_AT_ONCE = 64
-# More observed numbers than these do not help to find where the modes are.
+# Size of the first subsample, on which modes are searched for: observed numbers per parameter, least observed numbers,
+# and rows added to them. Judgement: enough to locate the modes, which larger subsamples then refine.
 _START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 20, 960, 64
-# The last part is one row in so many: a mode then moves by about as many standard deviations as its root on the way to
-# all rows, which two steps of Newton's method cover. From part to part it is at most so many times.
+# The last subsample has one row in 16: from there to all rows a mode moves by about √16 of its standard deviations,
+# which two Newton steps cover. Each subsample is at most 64 times as large as the one before. Judgement.
 _LAST_PART, _NEXT_PART = 16, 64
-# From one part to the next a mode need not be met better than this, in nats.
+# Tolerance of a mode on subsamples after the first, in nats: the next one moves it by more. Judgement.
 _NEAR_ENOUGH = 0.01
-# A mode that was reached on all rows in at most this many passes has been seen to be one.
+# After at most this many passes over all rows the modes hardly moved from those of the subsample, and flat directions
+# are checked with the Taylor expansion instead of another pass. Judgement.
 _FEW_PASSES = 4
-# Values from an expansion that are less certain than this, in nats, are computed from all rows.
+# Values from a Taylor expansion with a standard error above this, in nats, are recomputed from all rows. Judgement.
 _CERTAIN = 0.02
-# Further components must raise the Monte Carlo bound by this many nats, beyond its standard error. Those that gain less
-# describe a shard a little better and the product worse: what is wrong with their shape multiplies.
+# More components than modes must raise the estimated ELBO by this many nats, beyond two standard errors. Judgement:
+# with smaller gains they fit the shard a little better but the product worse, because errors of shape multiply.
 _WORTH = 0.5
-# What is left of a flat direction when a mixture is made in spite of it, relative and absolute.
+# Least precision along a flat direction, relative to the largest and absolute, so that a mixture can still be returned
+# with the status. Judgement: an sd of 10,000.
 _FLAT_FLOOR, _FLAT_PRECISION = 1e-8, 1e-8
-# A fit is of no use when more than this share of its own draws has no finite log density.
+# A fit gets the status non-finite if more than this fraction of its own draws has no finite log density. Judgement.
 _MOST_NON_FINITE = 0.1
-# A fit that was still gaining more than this many nats a sweep when it had to stop is not one to multiply.
+# A fit whose bound was still rising by more than this many nats per sweep at the last sweep is not used. Judgement.
 _STILL_RISING = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
 class Fitting:
-    """One fit under way."""
+    """The settings and data of one fit."""
 
+    # K, the most components.
     num_components: int
+    # Draws of the ELBO estimate, over all components.
     num_draws: int
+    # The density to be approximated.
     subposterior: Subposterior
+    # Its rows, which are checked for constant columns.
     columns: Columns
+    # The covariance structure of the components.
     structure: Structure
+    # Numerical tolerances of the optimisations.
     precision: Tolerances
+    # The sweeps of NVI on the same subposterior.
     sweeps: Sweeps
 
     def plain(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
@@ -82,7 +92,7 @@ class Fitting:
         return self.finished(components, drawn, flat)
 
     def merged(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
-        """One Gaussian per mode, unless more components raise the Monte Carlo bound; weights learned."""
+        """One Gaussian per mode, or more components if they raise the estimated ELBO; weights are optimised."""
         works = self.ladder(rng)
         found = [works[0].search(starts)]
         for work in works[1:]:
@@ -96,16 +106,16 @@ class Fitting:
         best, drawn = plain, with_best_weights(self.draw(plain, rng, near))
         can_split = flat is None and plain.converged and self.num_components > 1
         if can_split and self._falls_short(drawn):
-            # The smallest part tells well enough whether it is worth passes over all rows.
+            # The smallest subsample shows whether a split is worth passes over all rows.
             asked = len(works) == 1 or works[0].asks_for_a_split(found[0], rng)
             split = self.split(plain, rng) if asked else None
             if split is not None and _asked_for(split[1], drawn):
-                # The Monte Carlo bound vouches for it, whether or not L2 stood still.
+                # The estimated ELBO is higher, so the split counts as converged even if L2 was not stationary.
                 best, drawn = split[0]._replace(converged=True), split[1]
         return self.finished(best, drawn, flat)
 
     def ladder(self, rng: np.random.Generator) -> list["Fitting"]:
-        """The same work on larger and larger parts of the rows, and at last on all of them."""
+        """The same fit on subsamples of increasing size, and finally on all rows."""
         n, d = self.subposterior.num_rows, self.subposterior.dim
         terms = self.subposterior.programs.target.terms
         part = max(_LEAST_START_TERMS, _START_TERMS_PER_PARAMETER * d) // terms + _LEAST_START_ROWS
@@ -119,21 +129,22 @@ class Fitting:
         return [*works, dataclasses.replace(self, precision=trusting)]
 
     def search(self, starts: np.ndarray) -> Modes:
-        """The modes, from many starts."""
+        """Search for the modes from many starts."""
         k = self.num_components
+        # Of four starts two are draws of N(0, I), one is close to the origin and one far. Judgement.
         starts = starts * np.resize([1.0, 1.0, 0.1, 3.0], len(starts))[:, None]
         starts = np.concatenate([starts, np.repeat(starts[:1], -len(starts) % k, axis=0)])
         modes = self._some(find_modes(self.subposterior, starts, k, self.precision), starts)
         return self._with_curvature(modes)
 
     def follow(self, before: Modes) -> Modes:
-        """The modes, from those of a part of the rows."""
+        """Find the modes, starting from those of a smaller subsample."""
         ended = follow(self.subposterior, before, self.precision)
         modes = self._some(distinct_of(self.subposterior, ended, self.num_components), before.points)
         return self._with_curvature(modes)
 
     def _with_curvature(self, modes: Modes) -> Modes:
-        """With whole matrices, where the covariances are."""
+        """The modes with full Hessians, if the covariance structure needs them."""
         if modes.form.whole or not self._packing.whole:
             return modes
         hessian = self.subposterior.full(modes.points).hessian
@@ -141,13 +152,13 @@ class Fitting:
         return modes._replace(curvature=-hessian)
 
     def asks_for_a_split(self, modes: Modes, rng: np.random.Generator) -> bool:
-        """Whether more components than modes raise the bound of a part of the rows."""
+        """Whether more components than modes raise the estimated ELBO of this subsample."""
         plain = self.at_modes(modes, flat=False)
         split = self.split(plain, rng)
         return split is not None and _asked_for(split[1], with_best_weights(self.draw(plain, rng)))
 
     def split(self, plain: Components, rng: np.random.Generator) -> tuple[Components, Drawn] | None:
-        """K components, from the modes and from around them; None where they run off to where nothing is known."""
+        """K components by sweeps that start at the modes and around them; None if they diverge."""
         try:
             split = self.sweeps.run(*self._around(plain, rng), rng)
         except np.linalg.LinAlgError:
@@ -163,7 +174,7 @@ class Fitting:
         return self.subposterior.num_rows >= TALL
 
     def _some(self, modes: Modes, starts: np.ndarray) -> Modes:
-        """Refuse where no climb had anything to go by."""
+        """Check that there is a mode; refuse if no start has a finite log density with finite derivatives."""
         if not len(modes.points):
             self._refuse_non_finite(starts)
             raise EpviError(
@@ -179,14 +190,14 @@ class Fitting:
         kind = "minus infinity" if np.all(at == -np.inf) else "not finite"
         raise EpviError(
             f"the log density is {kind} at all {len(starts)} starts: no parameter near the origin of the unconstrained"
-            " space can have made these rows. Check the coding of the observed column, and scale columns to about 1."
+            " space can generate these rows. Check the coding of the observed column, and scale columns to about 1."
         )
 
     def at_modes(self, modes: Modes, *, flat: bool) -> Components:
-        """One Gaussian at each mode with the covariance that L2 gives a separate component."""
+        """One Gaussian at each mode with the Laplace covariance, which maximises L2 if components do not overlap."""
         curvature = self.sweeps.packed(modes.curvature, modes.form)
         if flat:
-            # A mixture is made in spite of it, for the record.
+            # A mixture is returned with the status in spite of it.
             curvature = curvature + _FLAT_PRECISION * self._packing.identity(self.subposterior.dim)
         floor = _FLAT_FLOOR if flat else self.precision.floor
         precisions, guarded = self._packing.guarded(curvature, floor)
@@ -200,7 +211,7 @@ class Fitting:
         return self.structure.packing
 
     def draw(self, components: Components, rng: np.random.Generator, near: list[Around] | None = None) -> Drawn:
-        """f at draws, as many of every component; on a tall shard from expansions about their means."""
+        """Evaluate f at equally many draws of each component; on a tall shard by Taylor expansions about the means."""
         means, covariances = components.means, components.covariances
         z = base_draws(rng, self.num_draws // len(means), self.subposterior.dim)
         if near is not None:
@@ -212,12 +223,12 @@ class Fitting:
         return draw_from(self._value, self._packing, means, covariances, z)
 
     def _near(self, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator) -> list[Around] | None:
-        """Expansions of a tall shard, unless a few rows that parts do not have bend it."""
+        """Taylor expansions of a tall shard; None if a few rows, which subsamples may lack, dominate the Hessian."""
         made = expand(self.subposterior, centres, wholes, rng) if self._is_tall else []
         return made if made and all(around.is_alike for around in made) else None
 
     def finished(self, components: Components, drawn: Drawn, flat: Status | None) -> LocalFit:
-        """The mixture with its status."""
+        """Put together the mixture, its status and its diagnostics."""
         elbo = drawn.elbo()
         if flat is not None:
             status = flat
@@ -227,7 +238,7 @@ class Fitting:
         elif not components.converged:
             status = _stopped(components.history)
         else:
-            note = " (a curvature that was not that of a maximum was guarded)" if components.guarded else ""
+            note = " (a Hessian was not negative-definite at a component and was made so)" if components.guarded else ""
             unseen = self.subposterior.unseen
             if unseen:
                 note += f" (these rows say nothing of {', '.join(unseen[:3])}{', ...' if len(unseen) > 3 else ''})"
@@ -240,19 +251,19 @@ class Fitting:
         return LocalFit(mixture, status, components.history, elbo, gap, passes, seconds)
 
     def _falls_short(self, drawn: Drawn) -> bool:
-        """Whether the bound may be so far below the evidence that further components could help.
+        """Whether the ELBO may be so far below the log evidence that more components could help.
 
-        Draws of a full Gaussian tell; those of one that cannot follow correlations do not see what it leaves out. On a
-        tall shard, which is close to Gaussian, what that leaves out is not worth the passes.
+        With full covariances the draws show that. With others the draws do not reach where correlations put mass, so
+        the answer is yes; except on a tall shard, which is close to Gaussian, where more passes are not worth it.
         """
         if not self._packing.whole:
             return not self._is_tall
-        # A single far draw can make one half's evidence; where the fit is poor, both halves say so.
+        # The smaller estimate of two halves of the draws, since a single far draw can dominate the evidence of one.
         least = min(half.log_evidence() - float(half.elbo().value) for half in drawn.halves())
         return not least < _WORTH + 2 * float(drawn.elbo().standard_error)
 
     def _around(self, plain: Components, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """K starts: the modes, and draws around them in turn."""
+        """K starting components: the modes, slightly moved, and draws around them in turn."""
         k, d = self.num_components, self.subposterior.dim
         which = np.resize(np.arange(len(plain.means)), k)
         roots = self._packing.covariance_root(self._packing.inverse(plain.covariances))
@@ -269,7 +280,7 @@ class Fitting:
 
 
 def _part_sizes(num_rows: int, first: int) -> list[int]:
-    """From a few rows, where modes are sought, to a good part of all; none where the rows are few."""
+    """Sizes of the subsamples: geometric, from `first` to a sixteenth of the rows; empty if the rows are few."""
     if num_rows <= 2 * first:
         return []
     last = num_rows // _LAST_PART
@@ -280,24 +291,25 @@ def _part_sizes(num_rows: int, first: int) -> list[int]:
 
 
 def _stopped(history: tuple[float, ...]) -> Status:
-    """What to say of a fit that ran out of sweeps (or, without any, of steps towards a mode)."""
+    """The status of a fit that reached `max_sweeps` (or, if there were no sweeps, did not converge to a mode)."""
     if len(history) < 2:
         return Status(
             StatusCode.NO_MODE,
-            "stopped early: no climb reached a mode. Either the density has none (a scale that runs to zero in a shard"
-            " with a small share of the prior: take fewer shards, or a non-centred model), or num_starts is too small.",
+            "stopped early: no start converged to a mode. Either the density has none (a scale that tends to zero in a"
+            " shard with a small share of the prior: take fewer shards, or a non-centred model), or num_starts is too"
+            " small.",
         )
     gain, text = history[-1] - history[-2], f"stopped early after {len(history)} sweeps"
     if history[-1] < max(history):
-        return Status(StatusCode.CYCLING, f"{text}, which went round in a circle: the best of them was taken.")
-    rising = f"{text}, the bound still rising by {gain:.2g} nats a sweep"
+        return Status(StatusCode.CYCLING, f"{text}: the bound cycled, and the sweep with the highest bound was taken.")
+    rising = f"{text}, the bound still rising by {gain:.2g} nats per sweep"
     if gain < _STILL_RISING:
         return Status(StatusCode.SLOWLY_RISING, f"{rising}.")
     return Status(StatusCode.RISING, f"{rising}: raise max_sweeps.")
 
 
 def _asked_for(split: Drawn, plain: Drawn) -> bool:
-    """Whether more components raise the Monte Carlo bound beyond its standard error."""
+    """Whether more components raise the estimated ELBO by `_WORTH` beyond two standard errors."""
     a, b = split.elbo(), plain.elbo()
     error = float(np.hypot(a.standard_error, b.standard_error))
     return bool(np.isfinite(a.value)) and float(a.value) - float(b.value) > 2 * error + _WORTH

@@ -1,7 +1,7 @@
-"""Sweeps of nonparametric variational inference: all means together on L1, all covariances together on L2.
+"""Sweeps of nonparametric variational inference: maximise L1 over all means, then L2 over all covariances, in turn.
 
-Takes starts; gives the components at which L2 stands still, or the best on the way. Second-order while all means
-together have few coordinates, L-BFGS above.
+Takes starting components; returns those at which L2 has converged, or else those of the sweep with the highest L2. The
+means are optimised by Newton's method while they have few coordinates in all, and by L-BFGS above.
 """
 
 import dataclasses
@@ -18,25 +18,32 @@ from epvi.site.fit.entropy_bound import best_covariances, mean_gradient, mean_he
 from epvi.site.fit.modes import second_order
 from epvi.site.fit.newton import Tolerances, climb
 
-# Means need not stand still within a sweep: the next one goes on from there.
+# Most Newton steps of the means in a sweep. Judgement: they need not converge, since the next sweep continues.
 _STEPS_PER_SWEEP = 25
-# L1 leaves out what L2 counts, so sweeps can go round in a circle: then the best of them is taken.
+# L1 lacks the trace term of L2, so sweeps can cycle: after this many sweeps without a new highest L2 they stop, and the
+# best is returned. Judgement.
 _SWEEPS_WITHOUT_GAIN = 5
-# Components nearer than this, in standard deviations, are one component as far as the bound can tell.
+# Components closer than this, in standard deviations of every coordinate, count as coinciding, a saddle point of the
+# bound. Judgement.
 _COINCIDE = 0.2
 
 
 class Components(NamedTuple):
-    """Means (K, d), packed covariances, and the bound L2 after each sweep."""
+    """The components of a mixture during or after a fit."""
 
+    # μ_k, (K, d).
     means: np.ndarray
+    # Σ_k, packed.
     covariances: np.ndarray
+    # L2 after each sweep, in nats.
     history: tuple[float, ...]
+    # Whether L2 changed by less than the tolerance at last.
     converged: bool
+    # Whether a curvature −H was not positive-definite and had to be changed.
     guarded: bool
 
     def mixture(self, structure: Structure, weights: np.ndarray) -> GaussianMixture:
-        """The components as a mixture."""
+        """The mixture of these components with the given weights."""
         packed = structure.packing.symmetrised(self.covariances)
         shape = (len(packed), *structure.user_shape(self.means.shape[1]))
         return GaussianMixture.from_covariances(self.means, packed.reshape(shape), weights, structure)
@@ -44,16 +51,21 @@ class Components(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Sweeps:
-    """Sweeps on one subposterior in one covariance structure."""
+    """Sweeps on one subposterior with one covariance structure."""
 
+    # The density to be approximated.
     subposterior: Subposterior
+    # The covariance structure of the components.
     structure: Structure
+    # Numerical tolerances of Newton's method.
     precision: Tolerances
+    # Most sweeps.
     max_sweeps: int
+    # Change of L2, in nats, below which the sweeps stop.
     tolerance: float
 
     def run(self, means: np.ndarray, covariances: np.ndarray, rng: np.random.Generator) -> Components:
-        """Means on L1, covariances on L2, until L2 stands still."""
+        """Alternate means (L1) and covariances (L2) until L2 changes by less than the tolerance."""
         history: list[float] = []
         guarded = np.zeros(len(means), bool)
         best, nudged, done = Components(means, covariances, (-np.inf,), False, False), 0, False
@@ -68,8 +80,8 @@ class Sweeps:
                 best = Components(means, covariances, tuple(history), False, bool(np.any(guarded)))
             still = len(history) > 1 and abs(history[-1] - history[-2]) < self.tolerance
             if (still or len(history) == 1) and nudged < 2 and self._coincide(means, covariances):
-                # Coinciding components are a saddle of the bound: apart and narrower at once they climb, one after
-                # the other they fall back.
+                # Coinciding components are a saddle point of the bound. Moving them apart and halving their
+                # covariances at the same time leaves it; either alone returns to it.
                 means = means + np.sqrt(self._variances(covariances)) * rng.standard_normal(means.shape)
                 covariances = 0.5 * covariances
                 nudged += 1
@@ -102,7 +114,7 @@ class Sweeps:
         return self.structure.packing
 
     def curve(self, means: np.ndarray) -> Curve:
-        """f at the means with its curvature, of which only the diagonal is taken where that is all that is used."""
+        """f at the means with its derivatives; only the Hessian's diagonal if the structure and d need no more."""
         whole = self._packing.whole or second_order(1, self.subposterior.dim)
         return (self.subposterior.full if whole else self.subposterior.diagonal)(means)
 
@@ -127,11 +139,12 @@ class Sweeps:
                 return np.inf, np.zeros(flat.size)
             return -float(value), -(at.gradient / len(means) + mean_gradient(between)).ravel()
 
+        # Limits and tolerances of L-BFGS, far below the tolerance of the sweeps. Judgement.
         options = {"maxiter": 500, "maxfun": 1000, "ftol": 1e-12, "gtol": 1e-6}
         return minimize(loss, means.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(means.shape)
 
     def packed(self, curvature: np.ndarray, form: Packing) -> np.ndarray:
-        """What the structure keeps of curvatures −H that come in this form."""
+        """Curvatures −H, given in `form`, as the covariance structure packs them."""
         return self._packing.kept(curvature, form, self.subposterior.dim)
 
     def trace(self, covariances: np.ndarray, curvature: np.ndarray) -> np.ndarray:

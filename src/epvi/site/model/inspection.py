@@ -19,26 +19,20 @@ from epvi.ground.errors import EpviError
 from epvi.ground.float64 import is_traced, promotion_allowed
 from epvi.parameters.space import Parameter, Space
 from epvi.site.model.enumeration import combinations, summed_out
+from epvi.site.model.example_runs import FEW, MANY, run_abstract, run_plain, take
 from epvi.site.model.target import Block
 from epvi.site.model.tracing import (
     ModelTrace,
     Site,
     depends,
-    failed,
     given,
     is_discrete,
     is_factor,
     is_latent,
     log_prob,
-    placed,
     run,
     trace_program,
 )
-
-# The two numbers of example rows on which a model is traced: an axis whose length differs between them is a row axis.
-# Judgement: few, since only shapes matter, and more than 1, which would broadcast. Fingerprints of models are computed
-# on FEW rows and stored in files, so FEW cannot change without making older files incompatible.
-MANY, FEW = 12, 8
 
 
 class Discrete(NamedTuple):
@@ -153,7 +147,7 @@ def inspect_model(
         _refuse_params(many)
         supported = _supported_names(many)
         if any(is_latent(site) and _needs_numbers(site) for site in many.by_name.values()):
-            many = _run_plain(function, fixed, example, of_rows)
+            many = run_plain(function, fixed, example, of_rows)
         latent = [site for site in many.by_name.values() if is_latent(site)]
         discrete = {site["name"]: _discrete(site, few) for site in latent if is_discrete(site)}
         space = Space(tuple(_parameter(site, few) for site in latent if site["name"] not in discrete), exchangeable)
@@ -165,7 +159,7 @@ def inspect_model(
         prior, row_axes = _roles(many, wide, narrow, space, discrete)
         table = None
         if discrete:
-            one = _run_plain(function, fixed, take(rows, 1), of_rows)
+            one = run_plain(function, fixed, take(rows, 1), of_rows)
             local = [one.by_name[name] for name in discrete]
             shapes = {site["name"]: tuple(site["fn"].batch_shape) for site in local}
             table = jax.tree.map(np.asarray, combinations(local, shapes))
@@ -174,45 +168,6 @@ def inspect_model(
     terms = sum(max(1, math.prod((*wide.shapes[n], *many.by_name[n]["fn"].event_shape)) // MANY) for n in row_axes)
     proper = not any(_is_improper(site["fn"]) for site in latent)
     return Inspection(space, fixed, example, prior, row_axes, discrete, table, of_rows, checked, terms, proper)
-
-
-def take(rows: Mapping[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
-    """The first n rows, repeated cyclically when there are fewer."""
-    have = len(next(iter(rows.values())))
-    return {name: np.asarray(column[np.arange(n) % have]) for name, column in rows.items()}
-
-
-def _run_plain(
-    function: Callable, fixed: Mapping[str, Any], block: Mapping[str, np.ndarray], of_rows: tuple[str, ...]
-) -> ModelTrace:
-    try:
-        arguments = {**fixed, **{name: jnp.asarray(column) for name, column in block.items()}}
-        return run(function, placed, arguments, len(next(iter(block.values()))), of_rows)
-    except EpviError:
-        raise
-    except Exception as error:
-        raise failed(error) from error
-
-
-def run_abstract(
-    function: Callable,
-    fixed: Mapping[str, Any],
-    block: Mapping[str, np.ndarray],
-    of_rows: tuple[str, ...] | None = None,
-    value_of: Callable = placed,
-) -> ModelTrace:
-    """Trace the model abstractly: sites have shapes but no numbers, and nothing is compiled."""
-    seen = []
-
-    def record(columns: dict[str, Any]) -> int:
-        sites = run(function, value_of, {**fixed, **columns}, len(next(iter(block.values()))), of_rows)
-        for site in sites.by_name.values():
-            site["columns"] = [name for name, column in columns.items() if site.get("value") is column]
-        seen.append(sites)
-        return 0
-
-    trace_program(record, dict(block))
-    return seen[0]
 
 
 def _is_improper(distribution: Any) -> bool:

@@ -20,7 +20,8 @@ from epvi.ground.compiled import rename
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Parameter, Space
-from epvi.site.model.inspection import FEW, MANY, Inspection, inspect_model, take
+from epvi.site.model.example_runs import FEW, MANY, take
+from epvi.site.model.inspection import Inspection, inspect_model
 from epvi.site.model.likeness import likeness
 from epvi.site.model.target import Block, Target
 from epvi.site.model.tracing import log_prob, trace_program

@@ -1,1 +1,1 @@
-"""What a site is asked to do: fit a shard, score draws, predict."""
+"""The tasks of a site: fit a shard, evaluate its log density at draws, predict."""

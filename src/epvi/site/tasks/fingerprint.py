@@ -1,9 +1,10 @@
-"""What tells models and rows apart without showing them.
+"""Computes fingerprints, by which sites compare models and rows without showing them.
 
-A model's fingerprint is what it computes: its log prior at fixed points θ, the prior's slopes there, and its log
-likelihood of made-up rows. Two sites have the same model when these numbers agree, however the code is written and
-whatever versions run it. A fixed argument's is a hash, so that the one that differs can be named. Rows have a keyed
-hash that does not depend on their order; without the key nobody can test a guess of what they are.
+A model's fingerprint consists of values: its log prior at fixed points θ, directional derivatives of the log prior
+there, and its log likelihood of synthetic rows. Two sites have the same model when these numbers agree, however the
+code is written and whatever versions run it. Fixed arguments are hashed one by one, so that one that differs can be
+named. Rows have a keyed hash (HMAC) that does not depend on their order; without the key nobody can test a guess of the
+rows.
 """
 
 import hashlib
@@ -17,39 +18,47 @@ import numpy as np
 
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.passes import Programs
-from epvi.site.model.inspection import FEW
+from epvi.site.model.example_runs import FEW
 from epvi.site.rows.columns import Columns, let_go
 
+# Fingerprints are stored in files and compared with those of other sites, so _POINTS, _GOLDEN, _ODD and _HALF cannot
+# change without making older files incompatible.
+# Points θ at which a model's values are compared. Judgement: one could agree by chance.
 _POINTS = 3
+# (√5 − 1)/2, the golden ratio minus 1: fractional parts of its multiples are spread evenly and never repeat (Weyl).
 _GOLDEN = 0.6180339887498949
-# Values hashed at a time, few enough to stay in the processor's cache; what a row takes besides; rows at least.
+# Size of the blocks in which rows are hashed, on which the hash does not depend: values in a block (4 MB in float64,
+# which stay in the cache), working memory per row in values, and least number of rows. Judgement.
 _VALUES, _BESIDES, _FEWEST = 2**19, 8, 2**8
+# Odd multipliers with well mixed bits: the increment of SplitMix64 (2⁶⁴ divided by the golden ratio), and the second
+# prime of xxHash64.
 _ODD = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+# Half of a 64-bit word: by this shift the high bits reach the low ones.
 _HALF = np.uint64(32)
 
 
 def model_values(programs: Programs, columns: Columns) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Log prior and then its slopes at fixed points, and log likelihood of made-up rows there."""
+    """Log prior and its directional derivatives at fixed points; and the log likelihood of synthetic rows there."""
     d = programs.target.space.dim
     theta = 0.7 * np.sin(2 * np.pi * _GOLDEN * np.arange(1, _POINTS * d + 1)).reshape(_POINTS, d)
     block = {name: _made_up(i, column) for i, (name, column) in enumerate(sorted(columns.items()))}
     with jax.enable_x64(True), promotion_allowed():
-        # One program for one point, called for each: it takes half the time to compile of one for all.
+        # A program for a single point, called for each, compiles in half the time of one for all points.
         found = [programs.at_one_point()(point, block) for point in theta]
     prior, slopes, likelihood = (np.array(part) for part in zip(*found, strict=True))
     if any(column.dtype.kind == "b" for column in block.values()):
-        # Another site may have the same column as numbers: of the rows with 2 and 3 nothing is known here.
+        # Another site may store a boolean column as numbers: rows with the values 2 and 3 cannot be compared then.
         likelihood[:, FEW // 2 :] = np.nan
     return _rounded(np.concatenate([prior, slopes])), _rounded(likelihood)
 
 
 def _rounded(values: Any) -> tuple[float, ...]:
-    """As many digits as are compared, and some more; NaN for what a file cannot hold."""
+    """Values rounded to 12 digits, a few more than are compared; those that are not finite become NaN."""
     return tuple(float(f"{x:.12g}") if np.isfinite(x) else np.nan for x in np.asarray(values, np.float64).ravel())
 
 
 def _made_up(i: int, column: np.ndarray) -> np.ndarray:
-    """Rows of whole numbers, which most kinds of columns can hold: 0 and 1 in the first half, 0 to 3 in the second."""
+    """A synthetic column of integers, which most dtypes can hold: 0 and 1 in the first half, 0 to 3 in the second."""
     shape = (FEW, *column.shape[1:])
     numbers = ((np.arange(np.prod(shape, dtype=int)) * (2 * i + 3) // 2 + i) % 4).reshape(shape)
     numbers[: FEW // 2] %= 2
@@ -57,9 +66,9 @@ def _made_up(i: int, column: np.ndarray) -> np.ndarray:
 
 
 def hash_fixed(fixed: Mapping[str, Any]) -> dict[str, str]:
-    """A short hash of every fixed argument; numbers, texts and collections of them by their values, not their type.
+    """A short hash of each fixed argument; numbers, strings and collections of them by value, whatever their type.
 
-    Functions and other objects only by their names: what they do is in the model's values.
+    Functions and other objects are hashed by name only: what they compute shows in the model's values.
     """
     return {name: hashlib.sha256(_canonical(value)).hexdigest()[:16] for name, value in sorted(fixed.items())}
 
@@ -70,7 +79,7 @@ def _canonical(value: Any) -> bytes:
     if isinstance(value, Mapping):
         return b"{" + b",".join(sorted(_canonical(key) + b":" + _canonical(entry) for key, entry in value.items()))
     try:
-        # Adding zero makes 0.0 of −0.0, which are equal and have other bits.
+        # Adding zero turns −0.0 into 0.0, which is equal but has other bits.
         array = np.asarray(value, np.float64) + 0.0
     except (TypeError, ValueError, OverflowError):
         if isinstance(value, list | tuple):
@@ -80,23 +89,24 @@ def _canonical(value: Any) -> bytes:
 
 
 def hash_rows(columns: Columns, key: str) -> str:
-    """A keyed hash of the rows: the same in any order of rows, and whatever types of numbers hold the same values."""
+    """A keyed hash of the rows, which depends neither on their order nor on the dtypes that hold the same values."""
     names = sorted(columns)
     n = len(columns[names[0]])
     block = max(_FEWEST, _VALUES // (_BESIDES + sum(math.prod(columns[name].shape[1:]) for name in names)))
     total = np.zeros(2, np.uint64)
     for start in range(0, n, block):
-        # The sum over rows of a mix of each row's numbers: the same in any order.
+        # A sum of the hashes of all rows does not depend on their order.
         total += _mixed([columns[name][start : start + block] for name in names])
         let_go(columns, start, start + block)
     said = repr((n, names, [columns[name].shape[1:] for name in names], total.tolist()))
     digest = hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()[:32]
-    # Sites with different keys would never find the same rows: four digits tell keys apart, and tell nobody the key.
+    # With different keys the same rows would go unnoticed: four hexadecimal digits show whether keys differ, and do not
+    # reveal them.
     return hmac.new(key.encode(), b"key", hashlib.sha256).hexdigest()[:4] + digest
 
 
 def _mixed(blocks: list[np.ndarray]) -> np.ndarray:
-    """Two lanes of 64 bits, each summed over rows: a row's words mixed one after the other, and the sum on that way."""
+    """Hash each row to two 64-bit numbers, its state after all words and the sum of the states, and sum over rows."""
     lanes = np.empty((2, len(blocks[0])), np.uint64)
     lanes.T[:] = _ODD
     for block in blocks:
@@ -109,7 +119,7 @@ def _mixed(blocks: list[np.ndarray]) -> np.ndarray:
                 last ^= last >> _HALF
                 way += last
             lanes[:, rows] = some
-    # Every bit of a row spread over all bits: else labels swapped between rows could leave the sum as it was.
+    # Final mixing of all bits: without it, swapping labels between rows could leave the sum unchanged.
     for odd in _ODD:
         lanes *= odd
         lanes ^= lanes >> _HALF
@@ -117,10 +127,10 @@ def _mixed(blocks: list[np.ndarray]) -> np.ndarray:
 
 
 def _words(block: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:
-    """Some of the rows, and their values as words of 64 bits that depend on nothing but the values.
+    """Groups of rows, and their values as 64-bit words that depend on the values only, not on the dtype.
 
-    Two values share a word where all of a row's are those of float32, as most are; otherwise each has one. Adding zero
-    makes 0.0 of −0.0, which are equal and have other bits.
+    Two values share a word if float32 represents all values of a row exactly, as is usual; otherwise each value takes a
+    word. Adding zero turns −0.0 into 0.0, which is equal but has other bits.
     """
     values = block.reshape(len(block), -1)
     if np.can_cast(values.dtype, np.float32):
@@ -148,12 +158,12 @@ def _pairs(values: np.ndarray) -> np.ndarray:
 
 
 def _singles(wide: np.ndarray) -> np.ndarray:
-    # Inverted, for numbers near 5e−324 have the bits of a single float32 and a zero.
+    # Bits inverted, because a float64 near 5e−324 has the same bits as a pair of a float32 and zero.
     return np.invert(wide.view("<u8"))
 
 
 def _in_float32(wide: np.ndarray) -> np.ndarray:
-    """Which rows have no value that float32 has to round."""
+    """Which rows have only values that float32 represents exactly."""
     short = np.ones(len(wide), bool)
     with np.errstate(over="ignore", under="ignore"):
         for value in wide.T:

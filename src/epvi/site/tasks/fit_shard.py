@@ -1,4 +1,4 @@
-"""One site's whole work: a model and its rows -> the shard's fit."""
+"""Fits one shard: from a model and rows to a `ShardFit`, which can be sent to the hub."""
 
 import dataclasses
 import re
@@ -39,9 +39,9 @@ def fit_shard(
     inference: Inference | None = None,
     seed: Seed = 0,
 ) -> ShardFit:
-    """Fit shard "3/6", the third of six: it carries a sixth of the prior unless `prior` says otherwise.
+    """Fit shard "3/6", the third of six, with a sixth of the prior unless `prior` gives another share.
 
-    All shards of one posterior take the same model, inference and seed, and their shares of the prior sum to 1.
+    All shards of one posterior need the same model, inference and seed, and their shares of the prior sum to 1.
     """
     model, inference = as_model(model), as_inference(inference)
     index, num_shards = parse_shard(shard)
@@ -51,7 +51,7 @@ def fit_shard(
 
 @verb("fitting the shard")
 def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed: Seed) -> ShardFit:
-    """Fit rows that were read."""
+    """Fit a table of rows that has been read."""
     columns = table.columns
     programs = programs_of(model, columns)
     programs.target.check(columns)
@@ -69,23 +69,27 @@ def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class FitPlan:
-    """What all shards of one posterior share: how they are fitted, the data of the seed's key, and the model."""
+    """What all shards of one posterior have in common."""
 
+    # The local inference with its settings.
     inference: Inference
+    # Rows per block of a pass.
     rows_per_block: int
+    # The words of the seed's random key.
     key: np.ndarray
+    # Fingerprint of the model and coding of the columns.
     made_of: Provenance
-    # With which the hash of the rows is made.
+    # Key of the hash of the rows.
     hash_key: str = ""
 
     def provenance(self) -> Provenance:
-        """What a fit by this plan is made of, but for its rows."""
+        """The provenance of a fit by this plan, without the hash of its rows."""
         key = tuple(int(word) for word in self.key)
         return dataclasses.replace(self.made_of, inference=settings_of(self.inference), key=key)
 
 
 def provenance(model: Model, programs: Programs, table: Table) -> Provenance:
-    """What every fit of this model to such rows is made of."""
+    """The provenance of fits of this model to such rows, without inference, key and hash of the rows."""
     prior_values, row_values = model_values(programs, table.columns)
     return Provenance(
         model=model.name,
@@ -100,7 +104,7 @@ def provenance(model: Model, programs: Programs, table: Table) -> Provenance:
 
 
 def settings_of(settings: Any) -> dict[str, Any]:
-    """A settings object as plain values, with its class's name."""
+    """The fields of a settings object as plain values, with the name of its class."""
     named = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     plain = {name: value if _is_plain(value) else type(value).__name__ for name, value in named.items()}
     return {"name": type(settings).__name__, **plain}
@@ -113,7 +117,7 @@ def _is_plain(value: Any) -> bool:
 def fit_columns(
     programs: Programs, columns: Columns, part: Part, plan: FitPlan, report: Report = lambda passes: None
 ) -> ShardFit:
-    """Fit checked columns with compiled programs; `report` hears how many passes over them were made."""
+    """Fit checked columns with compiled programs; `report` is called with the number of passes so far."""
     start = time.perf_counter()
     subposterior = Subposterior.of(programs, columns, part.prior, plan.rows_per_block, report)
     subposterior.refuse_outside()
@@ -141,7 +145,7 @@ def fit_columns(
 
 @verb("the subposterior")
 def subposterior(model: Any, rows: Any, shard: str, *, prior: Any = None) -> Subposterior:
-    """The subposterior p(θ)^f p(rows|θ) of one shard, for samplers and inferences of your own.
+    """The subposterior p(θ)^f p(rows|θ) of one shard, for your own samplers and inferences.
 
     `shard` and `prior` are as in `fit_shard`. Its `log_density` is a pure JAX function of one θ; `value`, `gradient`
     and `full` take K points and pass over the rows in blocks.
@@ -158,12 +162,12 @@ def subposterior(model: Any, rows: Any, shard: str, *, prior: Any = None) -> Sub
 
 
 def as_model(model: Any) -> Model:
-    """A model, also from a plain NumPyro function."""
+    """The model itself, or a `Model` of a plain NumPyro function."""
     return model if isinstance(model, Model) else Model(model)
 
 
 def as_inference(inference: Any) -> Inference:
-    """The local inference, NVI unless chosen."""
+    """The local inference, by default NVI."""
     if inference is None:
         return NVI()
     if not isinstance(inference, Inference):
@@ -172,7 +176,7 @@ def as_inference(inference: Any) -> Inference:
 
 
 def parse_shard(shard: Any) -> tuple[int, int]:
-    """The shard's number and the number of shards, of "3/6"."""
+    """The number of the shard and the number of shards, from "3/6"."""
     found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", shard) if isinstance(shard, str) else None
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
         raise EpviError(f'shard is {shard!r}: write "3/6" for the third of six shards.')
@@ -180,11 +184,11 @@ def parse_shard(shard: Any) -> tuple[int, int]:
 
 
 def as_share(prior: Any, num_shards: int) -> Fraction:
-    """The share of the prior as an exact fraction, 1/M unless said."""
+    """The share of the prior as an exact fraction, by default 1/M."""
     if prior is None:
         return Fraction(1, num_shards)
     try:
-        # 0.1 means a tenth, not the binary number next to it.
+        # The nearest fraction with a denominator up to a million: 0.1 means a tenth, not the nearest binary number.
         share = Fraction(prior).limit_denominator(10**6) if isinstance(prior, float) else Fraction(prior)
     except (TypeError, ValueError, OverflowError, ZeroDivisionError):
         share = Fraction(-1)

@@ -1,7 +1,7 @@
-"""What a model says of rows at draws of θ: the rows' log likelihoods, rows drawn anew, and what was observed.
+"""Pointwise log likelihoods, posterior predictive draws and observed values of rows, at draws of θ.
 
-Takes the model's function or compiled programs, checked columns and draws; gives arrays by ArviZ's groups and names of
-sites, with the draws as the first axis and the rows as the next.
+Takes the model's function or compiled programs, checked columns and draws; returns arrays by ArviZ group and name of
+the NumPyro site, with the draws as the first axis and the rows as the next.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Space
 from epvi.site.derivatives.passes import Programs, programs_of
-from epvi.site.model.inspection import FEW, MANY, run_abstract, take
+from epvi.site.model.example_runs import FEW, MANY, run_abstract, take
 from epvi.site.model.model import DensityModel, Model
 from epvi.site.model.tracing import Site, failed, filled, given, is_factor, is_latent, one_trace, run
 from epvi.site.rows.columns import Columns
@@ -27,32 +27,31 @@ from epvi.site.rows.rows import read_rows
 from epvi.site.rows.table import Table
 from epvi.wire.shard_fit import Provenance, plain_coding
 
-# Log likelihoods of rows by draws that are computed at once.
+# Most log likelihoods (rows x draws) that are computed at once: 8 MB in float64. Judgement.
 _BLOCK = 2**20
-# Bytes that log likelihoods and rows drawn anew may take together.
+# Most bytes of log likelihoods and predictive draws together. Judgement: a part of a laptop's memory.
 _MAX_BYTES = 2 * 10**9
-# What the log likelihood is called when the model does not have exactly one observed site.
+# Name of the log likelihood if the model does not have exactly one observed NumPyro site.
 JOINT = "rows"
 
 Groups = dict[str, dict[str, np.ndarray]]
 
 
 class RowSites(NamedTuple):
-    """The sites that matter once a model is fitted.
+    """The roles of a model's NumPyro sites in prediction."""
 
-    `latent` are those without a value, with their shapes; `observed` those that draw rows, with the axis of rows of
-    what they draw; `columns` are observed values just as they are given; `shared` are deterministic sites without an
-    axis of rows.
-    """
-
+    # Latent sites, with their shapes.
     latent: Mapping[str, tuple[int, ...]]
+    # Observed sites with one entry per row, with the row axis of their draws.
     observed: Mapping[str, int]
+    # Names of the columns that are observed values as they are.
     columns: tuple[str, ...]
+    # Deterministic sites without a row axis.
     shared: tuple[str, ...]
 
 
 def row_sites(function: Callable, fixed: Mapping[str, Any], columns: Columns) -> RowSites:
-    """Run the model on two numbers of rows: an axis that changes with them is an axis of rows."""
+    """Find the roles by tracing the model on two numbers of rows: an axis whose length differs is the row axis."""
     with jax.enable_x64(True):
         many, few = (run_abstract(function, fixed, take(columns, n), value_of=filled).by_name for n in (MANY, FEW))
     axes = {name: axis for name, site in many.items() if (axis := _row_axis(site, few.get(name))) is not None}
@@ -69,11 +68,11 @@ def row_sites(function: Callable, fixed: Mapping[str, Any], columns: Columns) ->
 def log_likelihoods(
     programs: Programs, columns: Columns, theta: Float[np.ndarray, "S d"]
 ) -> Iterator[Float[np.ndarray, "S _"]]:
-    """The log likelihoods of the rows at every draw, a block of rows after the other."""
+    """The log likelihoods of the rows at every draw, block by block."""
     n = num_rows(columns)
     size = min(n, max(1, _BLOCK // len(theta)))
     for start in range(0, n, size):
-        # The last block takes rows from the end again, so that all blocks have one shape.
+        # The last block overlaps with the one before, so that all blocks have the same shape.
         first = min(start, n - size)
         block = {name: column[first : first + size] for name, column in columns.items()}
         with jax.enable_x64(True):
@@ -88,10 +87,10 @@ def drawn(
     observed: Collection[str],
     key: jax.Array,
 ) -> dict[str, np.ndarray]:
-    """Draws of what the model observes, and its deterministic sites, as from NumPyro's `Predictive`.
+    """Predictive draws of the observed sites, and values of deterministic sites, from NumPyro's `Predictive`.
 
-    The model is given the observed columns too, since it may need them for its shapes; `observed` sites are drawn
-    nevertheless.
+    The model receives the observed columns too, since shapes may depend on them; the sites `observed` are drawn all the
+    same.
     """
     anew = _Anew(function, observed)
     with one_trace, jax.enable_x64(True), promotion_allowed():
@@ -100,12 +99,12 @@ def drawn(
             made = predictive(key, **fixed, **{name: jnp.asarray(column) for name, column in columns.items()})
         except Exception as error:
             raise failed(error) from error
-    # Factors are observed but have nothing to show.
+    # Factors are observed sites of size zero.
     return {name: np.asarray(value) for name, value in made.items() if value.size}
 
 
 def density_replies(programs: Programs, columns: Columns, theta: Float[np.ndarray, "S d"], terms: int = 0) -> Groups:
-    """The rows' log likelihoods (S, n), and the columns; `terms` numbers per row will be drawn besides."""
+    """Log likelihoods (S, n) and columns; the memory check includes predictive draws of `terms` numbers per row."""
     n = num_rows(columns)
     _check_budget(len(theta), n, 8 * (1 + terms))
     logs = np.empty((len(theta), n))
@@ -124,7 +123,7 @@ def function_replies(
     theta: Float[np.ndarray, "S d"],
     key: jax.Array,
 ) -> Groups:
-    """The same with rows drawn anew (S, n, ...), the observed values (n, ...), and deterministic sites (S, ...)."""
+    """Log likelihoods, predictive draws (S, n, ...), observed values (n, ...) and deterministic sites (S, ...)."""
     sites = row_sites(function, fixed, columns)
     groups = density_replies(programs, columns, theta, programs.target.terms)
     values = programs.target.space.constrain(theta)
@@ -144,9 +143,9 @@ def function_replies(
 def replies(
     self: Model, rows: Any, space: Space, made_of: Provenance, theta: Float[np.ndarray, "S d"], key: jax.Array
 ) -> Groups:
-    """What a model says of rows at draws of a posterior over `space`, in groups as ArviZ names them.
+    """Log likelihoods and predictive draws of rows, at draws of a posterior over `space`, by ArviZ group.
 
-    Of log densities these are the rows' log likelihoods only: they cannot draw rows, nor tell which columns are
+    A model given by log densities has log likelihoods only: it cannot draw rows, and does not say which columns are
     observed.
     """
     columns = _coded(rows, made_of)
@@ -157,21 +156,21 @@ def replies(
     return function_replies(self.function, self.fixed, programs, columns, theta, key)
 
 
-# The hub, which may not import the site, asks a user's model for it.
+# Attached as a method, because the hub calls it on the user's model and may not import the site.
 Model.replies = replies
 
 
 def _coded(rows: Any, made_of: Provenance) -> Columns:
-    """The columns of rows that are coded as those that were fitted."""
+    """Read rows, and check that they are coded like those that were fitted."""
     table = read_rows(rows, undeclared=Undeclared(fitted=made_of.levels))
     same_coding(made_of, table)
     return table.columns
 
 
 def same_coding(made_of: Provenance, table: Table) -> None:
-    """Refuse rows that are made of other columns, or coded or standardised otherwise, than those that were fitted.
+    """Refuse rows with other source columns, levels or standardisation than those that were fitted.
 
-    Arrays that are passed as they are say nothing of it, and are taken as they are.
+    Plain arrays have no such information and are accepted.
     """
     if not table.sources or not made_of.columns:
         return
@@ -215,7 +214,7 @@ def num_rows(columns: Columns) -> int:
 
 
 class _Anew(Messenger):
-    """The named sites are drawn, whatever was observed."""
+    """Effect handler: sites with these names are sampled even if they are observed."""
 
     def __init__(self, function: Callable, names: Collection[str]) -> None:
         super().__init__(function)
@@ -227,7 +226,7 @@ class _Anew(Messenger):
 
 
 def _row_axis(site: Site, other: Site | None) -> int | None:
-    """The axis of what the site draws or computes that changes with the number of rows."""
+    """The row axis of a site's draw or value: the axis whose length differs between two numbers of rows."""
     if other is None or site["type"] not in ("sample", "deterministic"):
         return None
     shape, smaller = _drawn_shape(site), _drawn_shape(other)
@@ -242,7 +241,7 @@ def _drawn_shape(site: Site) -> tuple[int, ...]:
 def _observed(
     function: Callable, fixed: Mapping[str, Any], columns: Columns, sites: RowSites, values: Mapping[str, Any]
 ) -> dict[str, np.ndarray]:
-    """The observed values as the model sees them, in the shape of what it draws."""
+    """The observed values as the model receives them, in the shape of its predictive draws."""
     with jax.enable_x64(True):
         arguments = {**fixed, **{name: jnp.asarray(column) for name, column in columns.items()}}
         found = run(function, given(values), arguments, num_rows(columns), None).by_name

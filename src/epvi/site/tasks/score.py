@@ -1,8 +1,8 @@
-"""A site's answers in the later rounds: log p_m at the centre's draws, and its moments under the centre's Gaussians.
+"""Answers of a site in later rounds: log p_m at the hub's draws, and expectations under the hub's Gaussians.
 
-Takes a subposterior and `Draws`; gives `Scores`. Of a tall shard the answers come from expansions about the centres
-over all rows, with the remainder on some of them and its standard error; all rows are scored when that is in doubt, or
-on request.
+Takes a subposterior and `Draws`; returns `Scores`. On a shard with many rows ("tall") the answers come from Taylor
+expansions about the centres, with the remainder and its standard error estimated on subsamples of the rows; all rows
+are used if that is not accurate enough, or on request.
 """
 
 import dataclasses
@@ -35,32 +35,41 @@ from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, Provenance
 
+# Draws at which log p_m is evaluated in one pass over the rows, as in a fit. Judgement: it bounds a block's memory.
 _DRAWS_AT_ONCE = 64
-# Derivatives are taken at this many points at a time, as a fit with its usual settings does.
+# Derivatives are computed at this many points in one pass, the same number as in a fit with default settings, so that
+# compiled programs are shared.
 _POINTS_AT_ONCE = 4
-# Scores that are less certain than this, in nats, are computed from more rows. It bounds by how many sds a mean moves.
+# Scores with a median standard error above this, in nats, are computed from more rows. Judgement: an error of the log
+# density of this size moves a posterior mean by at most so many sds.
 _CERTAIN = 0.02
-# The log density at a point where it cannot be computed.
+# The log density at a centre where it cannot be computed: below any other, and finite, so that sums are. Judgement.
 _IMPOSSIBLE = -1e100
 
 
 class Answers(NamedTuple):
-    """All that is asked of one subposterior; see `Scores`."""
+    """The computed answers for one subposterior; see `Scores`."""
 
+    # log p_m at the draws.
     values: Float[np.ndarray, " S"]
+    # Standard errors of these values; zero if all rows were used.
     errors: Float[np.ndarray, " S"]
+    # Value, gradient and Hessian at the centres.
     centres: Derivatives
+    # Sum and outer products of the rows' score vectors at the first centre.
     rows: Variation
+    # Expectations under the hub's Gaussians, if it asked for them and they are finite.
     moments: Expected | None
+    # Whether all rows were used.
     exact: bool
 
 
 @verb("scoring the draws")
 def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = False) -> Scores:
-    """The answer of shard "3/6" to the centre's draws: log p_m at each of them, and what else they ask for.
+    """Answer the hub's draws for shard "3/6": log p_m at each of them, and the derivatives and moments they ask for.
 
-    `rows` are those that the shard was fitted to; its share of the prior is that of its fit. Of a tall shard the scores
-    are estimates with standard errors, unless `exact` is True.
+    `rows` are those that the shard was fitted to; its share of the prior is that of its fit. On a shard with many rows
+    the scores are estimates with standard errors, unless `exact` is True.
     """
     if not isinstance(draws, Draws):
         raise EpviError(f"draws is a {type(draws).__name__}: pass what posterior.ask() or epvi.load gives.")
@@ -68,7 +77,8 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
     index, num_shards = parse_shard(shard)
     part = draws.share_of(index)
     if num_shards != part.num_shards:
-        raise EpviError(f"shard is {shard!r}, but the draws are for {part.num_shards} shards: write 3/6 as it is.")
+        count = part.num_shards
+        raise EpviError(f'shard is {shard!r}, but the draws are for {count} shards: write "{index}/{count}".')
     table = read_rows(with_constants(rows, ONE_SITE), undeclared=Undeclared(fitted=draws.made_of.levels))
     programs = programs_of(model, table.columns)
     same_space(draws.space, programs.target.space)
@@ -85,16 +95,19 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Asking:
-    """How a shard is asked: blocks of so many rows, what its rows are made of, whether all rows are to be scored.
+    """How the answers of a shard are computed."""
 
-    `points_at_once` is at how many points derivatives are taken in one pass; `checked` rows have been fitted before.
-    """
-
+    # Rows per block of a pass.
     rows_per_block: int
+    # Provenance of the model and the rows.
     made_of: Provenance
+    # Whether to use all rows for every draw.
     exact: bool = False
+    # At how many points derivatives are computed in one pass.
     points_at_once: int = _POINTS_AT_ONCE
+    # Whether the rows have been checked against the support before.
     checked: bool = False
+    # Taylor expansions from earlier rounds.
     memory: ExpansionCache = dataclasses.field(default_factory=ExpansionCache)
 
 
@@ -120,14 +133,14 @@ def answer_columns(programs: Programs, columns: Columns, draws: Draws, part: Par
 
 
 def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
-    """Scores, derivatives and moments, by expansions where they are good enough."""
+    """Scores, derivatives and moments, by Taylor expansions where they are accurate enough."""
     tall = subposterior.num_rows >= TALL and not asking.exact
     made = _by_expansions(subposterior, draws, shard, asking) if tall else None
     return made if made is not None else _by_all_rows(subposterior, draws, asking)
 
 
 def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> Answers:
-    """Every row at every draw."""
+    """The answers with all rows at every draw."""
     values = _finite(subposterior.value(draws.theta, _DRAWS_AT_ONCE))
     centres = _curve(subposterior, draws.centres, draws.form, asking.points_at_once)
     moments = None
@@ -143,7 +156,7 @@ def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> An
 
 
 def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
-    """The same from expansions about the centres; None where parts of the rows do not tell enough."""
+    """The answers by Taylor expansions about the centres; None if no size of subsamples is accurate enough."""
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
@@ -153,7 +166,7 @@ def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking:
         if not all(around.is_alike for around in near):
             continue
         values, errors = _scored(near, draws.theta)
-        # Half of the draws may be far out, where nothing depends on them.
+        # The median, because errors at far draws, which have little posterior weight, do not matter.
         if np.median(errors) <= _CERTAIN:
             centres = Derivatives(
                 *map(
@@ -170,7 +183,10 @@ def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking:
 def _variation(
     subposterior: Subposterior, point: np.ndarray, gradient: np.ndarray, rows: Subposterior, form: Packing
 ) -> Variation:
-    """How the rows vary at a point: the share of the prior is taken from the gradient; some rows may stand for all."""
+    """Sum and outer products of the rows' score vectors at a point; `rows` may be a subsample.
+
+    The sum is the gradient of log p_m minus that of the prior's share.
+    """
     prior = subposterior.without_its_rows().gradient(point[None]).gradient[0]
     products = rows.spread(point)
     return Variation(gradient - prior, form.kept(products, WHOLE, len(point)))
@@ -179,7 +195,7 @@ def _variation(
 def _expansion(
     subposterior: Subposterior, centre: np.ndarray, form: Packing, asking: Asking
 ) -> tuple[np.ndarray, Taylor]:
-    """The expansion about a centre, or about a point near it that is known already."""
+    """The Taylor expansion about a centre, or a cached one about a point near it."""
     known = asking.memory.near(centre)
     if known is None:
         known = centre, taylors(_curve(subposterior, centre[None], form, 1))[0]
@@ -188,7 +204,7 @@ def _expansion(
 
 
 def _scored(near: list[Around], theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every draw from the expansion about the centre that is nearest to it."""
+    """Values and standard errors at the draws, each by the expansion about the nearest centre."""
     values, errors = np.empty(len(theta)), np.empty(len(theta))
     nearest = np.argmin([around.whole.distances(theta - around.centre) for around in near], axis=0)
     for i, around in enumerate(near):
@@ -209,7 +225,7 @@ def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
 
 
 def _curve(subposterior: Subposterior, points: np.ndarray, form: Packing, batch: int) -> Curve:
-    """Value, gradient and curvature at any number of points, `batch` at a time."""
+    """Value, gradient and Hessian at any number of points, `batch` at a time."""
     found = [subposterior.curve(some, form) for some in in_batches(points, batch)]
     return Curve(*(np.concatenate([np.asarray(one[i]) for one in found])[: len(points)] for i in range(3)), form=form)
 
@@ -220,14 +236,14 @@ def _derivatives(curve: Curve) -> Derivatives:
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    """A draw at which the density cannot be computed is one that cannot be: its logarithm is minus infinity."""
+    """Log densities with minus infinity in place of NaN and infinities."""
     return np.where(np.isfinite(values), values, -math.inf)
 
 
 def _checked(made: Answers) -> Answers:
-    """Without what is not finite: moments that cannot be had are not given, an impossible centre is one.
+    """Replace answers that are not finite: no moments, and a centre gets a very low log density and zero derivatives.
 
-    Where all of the posterior's own centres are impossible there is nothing to go by.
+    Refuses if the derivatives at the first centre are not finite.
     """
     finite = np.isfinite(made.centres.value) & np.all(np.isfinite(made.centres.gradient), axis=1)
     finite &= np.all(np.isfinite(made.centres.hessian.reshape(len(finite), -1)), axis=1)

@@ -1,10 +1,10 @@
-"""A shard without rows: a Gaussian that carries a missing shard's share of the prior.
+"""Fits a stand-in for a missing shard: a Gaussian approximation of its share of the prior.
 
-p(θ)^f is multiplied in as a Gaussian g. With r = f log p − log g this moves a posterior mean by about Cov(θ_i, r),
-which is at most as many posterior sds as the sd of r under the posterior. That is not known here, but it lies where the
-prior does: g is √(1/f) times as wide as the prior, so the sd of r is taken at draws of g, and at draws twice as wide.
-Priors of another shape (funnels, scales, heavy tails, several modes) are refused: there, a site that has rows must
-carry the share.
+p(θ)^f is approximated by a Gaussian g. With r = f log p − log g the approximation moves a posterior mean by about
+Cov(θ_i, r), which is at most sd(r) posterior sds, with the sd of r under the posterior. The posterior is not known
+here, but it lies within the prior, and g is √(1/f) times as wide as the prior; so sd(r) is estimated at draws of g, and
+at draws twice as wide. Priors that are not close to Gaussian (funnels, scales, heavy tails, several modes) are refused:
+then a site that has rows must carry the share.
 """
 
 import dataclasses
@@ -29,11 +29,14 @@ from epvi.site.rows.rows import read_rows
 from epvi.site.tasks.fit_shard import FitPlan, as_model, as_share, parse_shard, provenance
 from epvi.wire.shard_fit import Part, ShardFit
 
-# The sd of log prior − log Gaussian, in nats: at the Gaussian's draws, and at draws twice as wide.
+# Largest sd of r, in nats, at draws of the Gaussian and at draws twice as wide. Judgement: the first bounds the shift
+# of a posterior mean, in sds, by the accuracy that the certificate asks for (docs/choosing.md).
 _CLOSE, _CLOSE_WIDER = 0.05, 0.2
+# Draws that estimate each sd. Judgement: they give a relative standard error of a few per cent.
 _DRAWS = 1000
+# Draws at which the log prior is evaluated at a time. Judgement; it divides _DRAWS, so that no batch is padded.
 _AT_ONCE = 50
-# Two components, so that a second mode is seen.
+# Two components, so that a second mode is noticed.
 _INFERENCE = NVI(2, Full())
 
 
@@ -41,10 +44,10 @@ _INFERENCE = NVI(2, Full())
 def stand_in(
     model: Any, like: Any, shard: str, *, prior: Fraction | str | float | int | None = None, seed: Seed = 0
 ) -> ShardFit:
-    """A fit without rows for shard "3/6": its share of the prior, until its rows come.
+    """A fit without rows for shard "3/6": its share of the prior, until its rows are available.
 
-    Of `like` only the names, shapes and types of the columns are used: any few rows will do. When the shard's own fit
-    comes, `posterior.update(fit)` puts it in the place of this one.
+    Only the names, shapes and dtypes of the columns of `like` are used, so any few rows will do. When the shard's own
+    fit arrives, `posterior.update(fit)` replaces this one by it.
     """
     start = time.perf_counter()
     model = as_model(model)
@@ -78,7 +81,7 @@ def stand_in(
 
 
 def _as_gaussian(prior_alone: Subposterior, part: Part, key: jax.Array) -> LocalFit:
-    """The prior's share as one Gaussian, or a refusal where it is not close to one."""
+    """Fit one Gaussian to the prior's share, or refuse if the share is not close to Gaussian."""
     try:
         made = _INFERENCE.fit(prior_alone, {}, common=key, key=key)
     except EpviError as error:
@@ -97,7 +100,7 @@ def _as_gaussian(prior_alone: Subposterior, part: Part, key: jax.Array) -> Local
 def _away_from_gaussian(
     prior_alone: Subposterior, gaussian: GaussianMixture, rng: np.random.Generator
 ) -> tuple[float, float]:
-    """The sd of log prior − log Gaussian, at the Gaussian's draws and at draws twice as wide."""
+    """The sd of r = f log prior − log Gaussian, at draws of the Gaussian and at draws twice as wide."""
     root = np.linalg.cholesky(np.asarray(gaussian.covariance()))
     z = rng.standard_normal((_DRAWS, len(root)))
     found = []
