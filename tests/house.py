@@ -23,7 +23,7 @@ MOST_LINES_OF_A_FILE = 350
 MOST_LINES_OF_A_FUNCTION = 60
 # Counts that are still being brought down: they may not grow, and are lowered here whenever they fall.
 DISPATCHES_LIMIT = 0
-NUMBERS_LIMIT = 93
+NUMBERS_LIMIT = 0
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 # The one package that may know which covariance structure it has, and the abstract class of all of them. Whether an

@@ -51,7 +51,8 @@ def predict(
 ) -> dict[str, np.ndarray]:
     """Posterior predictive draws of the observed variables, and of `numpyro.deterministic` ones, for given rows.
 
-    The rows may lack the observed columns. Every array has shape (num_samples, ...), as from NumPyro's `Predictive`.
+    The rows may lack the observed columns. Every array has shape (num_samples, ...), as from NumPyro's `Predictive`;
+    the default is that of `log_predictive`.
     """
     _check_posterior(posterior)
     model = as_model(model)

@@ -210,8 +210,8 @@ class Packing(abc.ABC):
     def relaxed(self, root: Packed, bend: Packed, rate: float, least: float, most: float) -> Packed:
         """The covariance of Λ' = (1 − ρ)Λ + ρ(Λ − bend), at most `most` Λ in any direction.
 
-        Where Λ − bend is not positive-definite, Λ' is at least `least` Λ and at least (1 − ρ)Λ in every direction; where
-        it is, it is followed, down to 1/`most` Λ.
+        Where Λ − bend is not positive-definite, Λ' is at least `least` Λ and (1 − ρ)Λ in every direction; where it is,
+        it is followed, down to 1/`most` Λ.
         """
 
     @abc.abstractmethod

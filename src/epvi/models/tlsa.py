@@ -64,7 +64,7 @@ def simulate_tlsa(
     rho: float | int = 1.0,
     seed: int,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Rows x, y and the true weights, centres, widths, drawn from the model; x is standard normal."""
+    """Rows x, y and the true weights, centres, widths, drawn from the model with its defaults; x is standard normal."""
     places = np.asarray(_checked_places(places))
     validation.at_least("num_rows", num_rows, 1)
     validation.at_least("num_covariates", num_covariates, 1)
