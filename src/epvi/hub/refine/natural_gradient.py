@@ -22,7 +22,7 @@ from epvi.wire.answer import Expected
 from epvi.wire.request import mapped
 
 # In one step the precision in any direction grows at most by the first factor. Where the expected curvature is not
-# positive-definite, it shrinks at most by the second, or by 1 − ρ if that is larger, because no precision would be right
+# positive-definite, it shrinks at most by the second, or by 1 − ρ if that is larger, as no precision would be right
 # there. Judgement; with 10⁻⁴ for the second, source analyses with 90 rows a shard had most steps undone.
 _MOST, _LEAST = 1e4, 0.2
 # The longest move of a mean in one step, in sds (Mahalanobis). Judgement: expectations under q say nothing beyond.
