@@ -58,7 +58,7 @@ def chosen(x, y):
 
 
 def test_a_switch_of_all_rows_is_refused_with_the_remedy():
-    """That the evidence is the exact one, tests/test_certificate.py says."""
+    """That the evidence is the exact one, tests/hub/trust/test_certify.py says."""
     rows = cases.simulate_linear(60, 0.0, [1.0, 1.0], seed=0)
     refused(lambda: epvi.Model(chosen).on(rows), r"'used' is shared by all rows.* weigh the fits by .*log_evidence")
 
