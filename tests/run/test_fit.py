@@ -54,7 +54,7 @@ def test_any_number_of_workers_gives_the_same_bits(num_shards, numbers):
 @contextlib.contextmanager
 def dask(num_workers):
     distributed = pytest.importorskip("distributed")
-    cluster = distributed.LocalCluster(n_workers=num_workers, threads_per_worker=1, dashboard_address=None)
+    cluster = distributed.LocalCluster(n_workers=num_workers, threads_per_worker=1, dashboard_address=":0")
     with cluster, distributed.Client(cluster) as client:
         yield client.get_executor()
 
