@@ -180,7 +180,7 @@ def test_an_interrupted_run_says_so_and_goes_on(tmp_path, undisturbed):
     until(lambda: parts(folder) and len(whole_files(folder)) == 1, process)
     process.send_signal(signal.SIGINT)
     _, said = ended(process, code=130)
-    assert "interrupted: nothing was written, but shards that --work has kept stay" in said
+    assert "interrupted. Every file is whole or not there; with --work, run it again to go on." in said
     assert sorted(os.listdir(folder / "run")) == [f"shard-1-of-{SHARDS}.epvi"]
     go_on(folder, undisturbed)
 
