@@ -268,4 +268,7 @@ def inputs(good, seed):
     names = [name for name, (_, weight) in WAYS.items() for _ in range(weight)]
     while True:
         name = pick(rng, names)
-        yield name, WAYS[name][0](rng, pick(rng, good))
+        made = WAYS[name][0](rng, pick(rng, good))
+        # A byte may be replaced by itself, which is no change.
+        if made not in good:
+            yield name, made
