@@ -1,6 +1,9 @@
 """Full symmetric matrices in NumPy, packed as they are."""
 
+import functools
+
 import numpy as np
+from jaxtyping import Bool, Float
 from scipy.linalg import cho_solve, solve_triangular
 from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -36,12 +39,12 @@ class Matrices(Packing):
         return form.dense(matrices, d)
 
     def flat(self, packed: Packed) -> np.ndarray:
-        return packed[:, *np.tril_indices(packed.shape[-1])]
+        return packed[:, *_lower(packed.shape[-1])]
 
     def from_flat(self, flat: np.ndarray, d: int, *, symmetric: bool) -> Packed | None:
         if flat.shape[1] != d * (d + 1) // 2:
             return None
-        rows, columns = np.tril_indices(d)
+        rows, columns = _lower(d)
         made = np.zeros((len(flat), d, d))
         made[:, rows, columns] = flat
         if symmetric:
@@ -136,6 +139,8 @@ class Matrices(Packing):
 
     def guarded(self, curvature: Packed, floor: float) -> tuple[Packed, np.ndarray]:
         units = units_of(curvature)
+        if np.all(_clearly_positive_definite(curvature, units, floor)):
+            return curvature, np.zeros(curvature.shape[:-2], bool)
         eigenvalues = np.linalg.eigvalsh(curvature * units[..., :, None] * units[..., None, :])
         bad = np.any(eigenvalues < floor * np.max(np.abs(eigenvalues), axis=-1, keepdims=True), axis=-1)
         eigen = eigen_of(curvature, floor)
@@ -144,6 +149,10 @@ class Matrices(Packing):
         return np.where(bad[..., None, None], mended, curvature), bad
 
     def covariance_root(self, precision: Packed) -> Packed:
+        units = units_of(precision)
+        if np.all(_clearly_positive_definite(precision, units, _SINGULAR)):
+            scaled = precision * units[..., :, None] * units[..., None, :]
+            return units[..., :, None] * np.swapaxes(np.linalg.inv(np.linalg.cholesky(scaled)), -1, -2)
         # By eigendecomposition, because a guarded precision may be too close to singular for Cholesky.
         eigen = eigen_of(precision, _GUARDED)
         return eigen.vectors * eigen.units[..., :, None] / np.sqrt(eigen.size)[..., None, :]
@@ -192,6 +201,34 @@ class Matrices(Packing):
         ratio, white = np.linalg.solve(root, other), delta @ other
         log_ratio = np.sum(np.log(np.diagonal(other))) - np.sum(np.log(np.diagonal(root)))
         return float(0.5 * (np.sum(ratio**2) - len(delta) + white @ white) - log_ratio)
+
+
+@functools.lru_cache(maxsize=8)
+def _lower(d: int) -> tuple[np.ndarray, ...]:
+    """Row and column indices of the lower triangle."""
+    return np.tril_indices(d)
+
+
+def positive_definite(matrices: Float[np.ndarray, "B D D"]) -> Bool[np.ndarray, " B"]:
+    """Which matrices have a Cholesky factor; NumPy refuses a whole stack if one has none, so halves are tried."""
+    if not len(matrices):
+        return np.zeros(0, bool)
+    try:
+        np.linalg.cholesky(matrices)
+    except np.linalg.LinAlgError:
+        half = len(matrices) // 2
+        if not half:
+            return np.zeros(1, bool)
+        return np.concatenate([positive_definite(matrices[:half]), positive_definite(matrices[half:])])
+    return np.ones(len(matrices), bool)
+
+
+def _clearly_positive_definite(matrices: np.ndarray, units: np.ndarray, floor: float) -> Bool[np.ndarray, " B"]:
+    """Which matrices, scaled to a unit diagonal, have only eigenvalues above `floor` times the largest."""
+    d = matrices.shape[-1]
+    scaled = matrices * units[..., :, None] * units[..., None, :]
+    # With a unit diagonal no eigenvalue is above d.
+    return positive_definite((scaled - floor * d * np.eye(d)).reshape(-1, d, d))
 
 
 def _triangle(t: np.ndarray) -> np.ndarray:
