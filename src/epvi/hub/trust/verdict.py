@@ -166,7 +166,7 @@ def _same_hash(answered: Answered) -> tuple[int, int] | None:
 def _first_alike(answers: Float[np.ndarray, "M n"], known: Bool[np.ndarray, " M"]) -> tuple[int, int] | None:
     """The first pair of shards with equal answers, among pairs of which not both row hashes are known."""
     scale = np.max(np.abs(answers), axis=1, initial=0.0)
-    for a in range(len(answers) - 1):
+    for a in range(0 if np.all(known) else len(answers) - 1):
         alike = np.max(np.abs(answers[a + 1 :] - answers[a]), axis=1, initial=0.0) < _SAME_ROWS * scale[a]
         alike &= ~(known[a] & known[a + 1 :])
         if np.any(alike):
