@@ -21,17 +21,20 @@ from epvi.gaussian.structures import form_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 
 # Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
-_PARTS = 8
+PARTS = 8
 # Rows of a subsample at first. Judgement: 8 of them are 4,096 rows, whose pass is short.
 _ROWS_PER_PART = 512
+# Least number of rows of a subsample, if it is one of several shards' together. Judgement: their Hessian is compared
+# with that of all rows.
+_LEAST_ROWS_PER_PART = 64
 # Least number of rows of a "tall" shard, on which expansions are used: 8 times the rows of the subsamples, 32,768.
 # Below, a pass over all rows costs about as much. Judgement.
-TALL = 8 * _PARTS * _ROWS_PER_PART
+TALL = 8 * PARTS * _ROWS_PER_PART
 # Where the standard error is too large, subsamples are enlarged by this factor, which divides it by √8. Judgement.
 _MORE = 8
 # Largest ratio of the Hessians of the subsamples and of all rows in any direction; beyond it the subsamples lack
 # influential rows, and the expansion is not used. Judgement.
-_ALIKE = 2.0
+ALIKE = 2.0
 
 
 class Taylor(NamedTuple):
@@ -89,7 +92,7 @@ class Around:
         """Whether the Hessian of the subsamples is close to that of all rows, and they lack no influential rows."""
         parts = -np.mean([one.hessian for one in self.of_parts], axis=0)
         ratio = self.whole.form.ratios(-self.whole.hessian, parts)
-        return bool(np.all((np.abs(ratio) > 1 / _ALIKE) & (np.abs(ratio) < _ALIKE)))
+        return bool(np.all((np.abs(ratio) > 1 / ALIKE) & (np.abs(ratio) < ALIKE)))
 
     def derivatives(self, theta: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
         """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder."""
@@ -126,7 +129,7 @@ def expand(
     rows_per_part: int = _ROWS_PER_PART,
 ) -> list[Around]:
     """The expansions about several points, on the same subsamples of the rows."""
-    rows, parts = subposterior.parts(rows_per_part, _PARTS, rng)
+    rows, parts = subposterior.parts(rows_per_part, PARTS, rng)
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
         curves = [part.curve(centre[None], whole.form) for part in parts]
@@ -134,11 +137,14 @@ def expand(
     return made
 
 
-def sizes_of_parts(num_rows: int) -> list[int]:
-    """Rows per subsample, to be tried in this order until the standard error is small enough."""
+def sizes_of_parts(num_rows: int, share: float = 1.0) -> list[int]:
+    """Rows per subsample, to be tried in this order until the standard error is small enough.
+
+    `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more.
+    """
     sizes = []
-    size = _ROWS_PER_PART
-    while 8 * _PARTS * size <= num_rows:
+    size = max(round(_ROWS_PER_PART * share), _LEAST_ROWS_PER_PART)
+    while 8 * PARTS * size <= num_rows:
         sizes.append(size)
         size *= _MORE
     return sizes

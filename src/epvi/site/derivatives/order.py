@@ -13,15 +13,21 @@ _DIRECTIONS = 16
 
 
 class Order(enum.Enum):
-    """Value only; value and gradient; these and the Hessian's diagonal; these and the full Hessian."""
+    """Value only; value and gradient; these and the Hessian's diagonal; these and the full Hessian.
+
+    SCORES is none of these: the sum over rows of the outer products of their score vectors.
+    """
 
     VALUE = enum.auto()
     GRADIENT = enum.auto()
     DIAGONAL = enum.auto()
     FULL = enum.auto()
+    SCORES = enum.auto()
 
     def shapes(self, d: int) -> list[tuple[int, ...]]:
         """Shapes of the value and derivatives at one point in d dimensions."""
+        if self is Order.SCORES:
+            return [(d, d)]
         second = {Order.DIAGONAL: [(d,)], Order.FULL: [(d, d)]}.get(self, [])
         return [()] if self is Order.VALUE else [(), (d,), *second]
 

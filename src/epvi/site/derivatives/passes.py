@@ -115,7 +115,7 @@ class Programs(Held):
         kind = kind_of(block)
         if kind not in self._linked:
             self._linked[kind] = self._find_linked(block, kind)
-        found = self._linked[kind] if order is not Order.VALUE else None
+        found = self._linked[kind] if order not in (Order.VALUE, Order.SCORES) else None
         return None if found is not None and order is Order.DIAGONAL and not found.gives_diagonal else found
 
     def _find_linked(self, block: Mapping[str, Any], kind: Kind) -> Linked | Wide | None:
@@ -147,19 +147,83 @@ class Programs(Held):
         linked = None if block is None else self.linked(block, order)
         key = None if block is None else kind_of(block)
         if linked is None or block is None:
-            zero, add = functools.partial(_zero, order, self.target.space.dim), self._add
-            meant = _as_it_is
+            zero, meant = functools.partial(_zero, order, self.target.space.dim), _as_it_is
         else:
-            zero, add = functools.partial(linked.zero, order), functools.partial(_add_linked, linked)
+            zero = functools.partial(linked.zero, order)
             # The conversion of sums to θ does not depend on the number of rows of a block.
             meant = self._once(("meant", order, kind_of(block, 0)), jax.vmap(functools.partial(linked.curve, order)))
         return Pass(
             zero,
-            self._once(("add", order, key), functools.partial(add, order)),
+            self._once(("add", order, key), functools.partial(self._add, order, linked)),
             functools.partial(self._finish, order, meant),
         )
 
-    def _add(self, order: Order, total: Any, theta: Any, block: Any, weights: Any) -> Any:
+    def zero(self, order: Order, block: Mapping[str, Any], num_points: int) -> Any:
+        """The sums over no rows."""
+        linked = self.linked(block, order)
+        return _zero(order, self.target.space.dim, num_points) if linked is None else linked.zero(order, num_points)
+
+    def together(self, order: Order, block: Mapping[str, Any], size: int) -> Callable:
+        """Sums over blocks of `size` rows of a window, each for one of C points: see `windows.py`.
+
+        The function of points (C, q, d), weights of their shards' rows (C,), items, the window and weights of its rows
+        (or None) gives sums with leading axes (C, q).
+        """
+        function = functools.partial(self._together, order, self.linked(block, order), size)
+        return self._once(("together", order, size, kind_of(block, 0)), function)
+
+    def _together(
+        self,
+        order: Order,
+        linked: Linked | Wide | None,
+        size: int,
+        theta: Any,
+        weights: Any,
+        items: Any,
+        window: Any,
+        by_row: Any,
+    ) -> Any:
+        count, q = theta.shape[:2]
+
+        def of_item(i: Any, total: Any) -> Any:
+            point, row = items.point[i], jnp.arange(size)
+            block = _slices(window, items.start[i], size)
+            own = jnp.where((row >= items.low[i]) & (row < items.high[i]), weights[point], 0.0)
+            if by_row is not None:
+                own = own * jax.lax.dynamic_slice_in_dim(by_row, items.start[i], size)
+            more = self._sums_over(order, linked, theta[point], block, own)
+            return jax.tree.map(lambda whole, part: whole.at[point].add(part), total, more)
+
+        zero = self.zero(order, _slices(window, 0, size), 1)
+        start = jax.tree.map(lambda part: jnp.zeros((count, q, *part.shape[1:])), zero)
+        return jax.lax.fori_loop(0, items.used, of_item, start)
+
+    def _sums_over(self, order: Order, linked: Linked | Wide | None, theta: Any, block: Any, weights: Any) -> Any:
+        """Sums over a block at K points."""
+        if linked is None:
+            return self._over_rows(order, theta, block, weights)
+        return per_point(lambda point: linked.sums(order, point, block, weights), theta)
+
+    def finished(self, order: Order, kind: Kind | None, linked: Linked | Wide | None) -> Callable:
+        """The function of sums over rows (P, ...), points (P, d) and shares of the prior (P,) to log p_m."""
+
+        def one(sums: Any, point: Any, share: Any) -> Any:
+            rows = sums if linked is None else linked.curve(order, sums, point)
+            prior = order.derived(lambda theta: share * self.target.log_prior(theta))(point)
+            made = _added(rows, prior)
+            return (made,) if order is Order.VALUE else made
+
+        return self._once(("finished", order, kind), jax.vmap(one))
+
+    def _add(
+        self, order: Order, linked: Linked | Wide | None, total: Any, theta: Any, block: Any, weights: Any
+    ) -> Any:
+        return _added(total, self._sums_over(order, linked, theta, block, weights))
+
+    def _over_rows(self, order: Order, theta: Any, block: Any, weights: Any) -> Any:
+        """Sums over a block at K points, by JAX in all coordinates."""
+        if order is Order.SCORES:
+            return (jax.vmap(lambda point: self._outer(point, block, weights))(theta),)
         dtype = rows_dtype(kind_of(block))
 
         def over_rows(point: Any) -> Any:
@@ -167,7 +231,7 @@ class Programs(Held):
             # `where`, because weight zero times an infinite log likelihood would be NaN.
             return jnp.sum(jnp.where(weights > 0, weights * rows, 0.0))
 
-        return _added(total, jax.vmap(order.derived(over_rows))(theta))
+        return jax.vmap(order.derived(over_rows))(theta)
 
     def _finish(self, order: Order, meant: Callable, total: Any, theta: Any, prior: PriorPart) -> Any:
         return self._once(("prior", order), functools.partial(self._prior, order))(meant(total, theta), theta, prior)
@@ -193,6 +257,10 @@ def rows_dtype(kind: Kind) -> Any:
     return jnp.float32 if floats == {np.dtype(np.float32).str} else jnp.float64
 
 
+def _slices(window: Mapping[str, Any], start: Any, size: int) -> dict[str, Any]:
+    return {name: jax.lax.dynamic_slice_in_dim(column, start, size) for name, column in window.items()}
+
+
 def _added(total: Any, more: Any) -> Any:
     return jax.tree.map(jnp.add, total, more)
 
@@ -200,10 +268,6 @@ def _added(total: Any, more: Any) -> Any:
 def _zero(order: Order, d: int, num_points: int) -> Any:
     parts = tuple(np.zeros((num_points, *shape)) for shape in order.shapes(d))
     return parts if order is not Order.VALUE else parts[0]
-
-
-def _add_linked(linked: Linked | Wide, order: Order, total: Any, theta: Any, block: Any, weights: Any) -> Any:
-    return _added(total, per_point(lambda point: linked.sums(order, point, block, weights), theta))
 
 
 def _as_it_is(total: Any, theta: Any) -> Any:

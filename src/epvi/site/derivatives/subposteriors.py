@@ -1,0 +1,208 @@
+"""Evaluates the subposteriors of several shards together, each at its own points, in one pass over all their rows.
+
+Takes compiled programs, the rows of B shards one after the other, and the shards' shares of the prior. A pass costs
+what its rows cost, however many shards they are divided into: one compiled program loops over blocks of rows, each with
+the point of the shard that it belongs to. `subposterior.py` has the same for one shard.
+"""
+
+import dataclasses
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, Int
+
+from epvi.ground.float64 import promotion_allowed
+from epvi.site.derivatives.order import Order
+from epvi.site.derivatives.passes import Programs, kind_of
+from epvi.site.derivatives.windows import Call, Windows
+from epvi.site.rows.columns import Columns, let_go
+
+# Most numbers of the sums that one call returns, 4 MB in float64, and most points of a call. Judgement.
+_MOST_SUMS, _MOST_POINTS = 2**19, 64
+# Totals over the rows are converted to derivatives of log p_m for this many points at a time: the numbers of points for
+# which programs are compiled. Judgement: one, the usual number of components, and batches of shards.
+_TOGETHER = (1, 4, 16, 64)
+# The same for values only, without derivatives.
+_VALUES_TOGETHER = (*_TOGETHER, 4096)
+# Most rows of a window of subsamples, whose passes are short anyway. Judgement.
+_PART_WINDOW = 2**13
+# Calls that may be under way: JAX computes asynchronously, and their sums are in memory. Judgement.
+_UNDER_WAY = 8
+
+
+@dataclasses.dataclass(eq=False)
+class Subposteriors:
+    """The subposteriors of B shards."""
+
+    # Compiled programs of the model.
+    programs: Programs
+    # The rows of all shards, one shard after the other.
+    rows: Columns
+    # Where the shards' rows are, and in which windows and blocks they are read.
+    windows: Windows
+    # The share of the prior of each shard.
+    shares: Float[np.ndarray, " B"]
+    # Weight of each row's log likelihood, by shard: for subsamples, the number of rows that each represents.
+    weights: Float[np.ndarray, " B"]
+    # Weight of each row besides, (N,); None if all are 1.
+    by_row: Float[np.ndarray, " N"] | None = None
+    # Called after each pass with the shards that took part, and their numbers of passes so far.
+    report: Callable[[np.ndarray, np.ndarray], None] = lambda shards, passes: None
+    # Number of passes of each shard so far; by default none.
+    passes: Int[np.ndarray, " B"] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    # The time that passes took, of all shards.
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not len(self.passes):
+            self.passes = np.zeros(self.num_shards, np.int64)
+
+    @property
+    def num_shards(self) -> int:
+        """B."""
+        return len(self.shares)
+
+    @property
+    def sizes(self) -> Int[np.ndarray, " B"]:
+        """The number of rows of each shard."""
+        return np.diff(self.windows.bounds)
+
+    @property
+    def dim(self) -> int:
+        """The dimension d of θ."""
+        return self.programs.target.space.dim
+
+    def of_rows(
+        self,
+        sizes: Int[np.ndarray, " b"],
+        places: Int[np.ndarray, " n"],
+        shares: Float[np.ndarray, " b"],
+        weights: Float[np.ndarray, " b"],
+        by_row: Float[np.ndarray, " n"] | None = None,
+    ) -> "Subposteriors":
+        """The subposteriors of chosen rows: those in `places`, the first sizes[0] for the first one, and so on."""
+        columns = {name: np.take(column, places, axis=0) for name, column in self.rows.items()}
+        window = min(self.windows.window, _PART_WINDOW, 2 ** math.ceil(math.log2(max(len(places), 2))))
+        windows = Windows.of(sizes, window, int(np.max(sizes)))
+        return Subposteriors(self.programs, columns, windows, shares, weights, by_row)
+
+    def thinned(self, shards: Int[np.ndarray, " b"], chosen: list[np.ndarray]) -> "Subposteriors":
+        """Subsamples of some shards: `chosen` has the increasing indices of rows within each shard."""
+        places = np.concatenate([self.windows.bounds[m] + rows for m, rows in zip(shards, chosen, strict=True)])
+        sizes = np.array([len(rows) for rows in chosen])
+        return self.of_rows(sizes, places, self.shares[shards], self.weights[shards] * self.sizes[shards] / sizes)
+
+    def second_order(
+        self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Value, gradient and Hessian at points of the shards `owner`, which increase."""
+        value, gradient, hessian = self._evaluated(Order.FULL, theta[:, None], owner)
+        return value[:, 0], gradient[:, 0], hessian[:, 0]
+
+    def value(self, theta: Float[np.ndarray, "P q d"], owner: Int[np.ndarray, " P"]) -> Float[np.ndarray, "P q"]:
+        """Log p_m at q points for each of some shards."""
+        return self._evaluated(Order.VALUE, theta, owner)[0]
+
+    def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "B d d"]:
+        """For each shard the sum over its rows of the outer products of their score vectors at one point."""
+        theta = np.broadcast_to(point, (self.num_shards, 1, self.dim))
+        return self._sums(Order.SCORES, theta, np.arange(self.num_shards))[0][:, 0]
+
+    def only(self, shards: Int[np.ndarray, " b"]) -> "Subposteriors":
+        """The shares of the prior of some shards, without rows."""
+        nothing = dataclasses.replace(self.windows, bounds=np.zeros(len(shards) + 1, np.int64))
+        return Subposteriors(self.programs, {}, nothing, self.shares[shards], self.weights[shards])
+
+    def prior_values(self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
+        """The values of the shares of the prior."""
+        return self._with_prior(Order.VALUE, np.zeros(len(theta)), theta, self.shares[owner], None)[0]
+
+    def prior_alone(self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]) -> tuple[np.ndarray, ...]:
+        """Value, gradient and Hessian of the shares of the prior."""
+        nothing = [np.zeros((len(theta), *shape)) for shape in Order.FULL.shapes(self.dim)]
+        return self._with_prior(Order.FULL, tuple(nothing), theta, self.shares[owner], None)
+
+    def _evaluated(self, order: Order, theta: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, ...]:
+        start = time.perf_counter()
+        sums = self._sums(order, theta, owner)
+        p, q, d = theta.shape
+        linked = self._linked(order)
+        flat = jax.tree.map(lambda part: part.reshape(p * q, *part.shape[2:]), sums)
+        shares = np.repeat(self.shares[owner], q)
+        made = self._with_prior(order, flat, theta.reshape(p * q, d), shares, linked)
+        taking = np.unique(owner)
+        self.passes[taking] += 1
+        self.report(taking, self.passes[taking])
+        self.seconds += time.perf_counter() - start
+        return tuple(part.reshape(p, q, *part.shape[1:]) for part in made)
+
+    def _linked(self, order: Order) -> Any:
+        return self.programs.linked(self._block, order)
+
+    @functools.cached_property
+    def _block(self) -> Columns:
+        """A block of rows, for its shapes."""
+        window = self.windows.cut(self.rows, 0)
+        return {name: column[: self.windows.block] for name, column in window.items()}
+
+    def _sums(self, order: Order, theta: np.ndarray, owner: np.ndarray) -> Any:
+        """Sums over each shard's rows, with leading axes (P, q)."""
+        p, q, d = theta.shape
+        zero = self.programs.zero(order, self._block, 1)
+        numbers = q * sum(part.size for part in jax.tree.leaves(zero))
+        most = 2 ** int(np.log2(min(max(_MOST_SUMS // numbers, 1), _MOST_POINTS)))
+        total = jax.tree.map(lambda part: np.zeros((p, q, *part.shape[1:])), zero)
+        program = self.programs.together(order, self._block, self.windows.block)
+        under_way: list[tuple[Call, Any]] = []
+
+        def finish(call: Call, made: Any) -> None:
+            for whole, part in zip(jax.tree.leaves(total), jax.tree.leaves(made), strict=True):
+                whole[call.points] += np.asarray(part)[: len(call.points)]
+
+        held = 0
+        with jax.enable_x64(True), promotion_allowed():
+            for call in self.windows.calls(owner, most):
+                points, weights = np.zeros((most, q, d)), np.zeros(most)
+                points[: len(call.points)] = theta[call.points]
+                weights[: len(call.points)] = self.weights[owner[call.points]]
+                window = self.windows.cut(self.rows, call.first)
+                by_row = None if self.by_row is None else self.windows.rows(self.by_row, call.first)
+                under_way.append((call, program(points, weights, call.items, window, by_row)))
+                if len(under_way) >= _UNDER_WAY:
+                    finish(*under_way.pop(0))
+                    let_go(self.rows, held, under_way[0][0].first)
+                    held = under_way[0][0].first
+            for one in under_way:
+                finish(*one)
+            let_go(self.rows, held, self.windows.num_rows)
+        return total
+
+    def _with_prior(
+        self, order: Order, sums: Any, theta: np.ndarray, shares: np.ndarray, linked: Any
+    ) -> tuple[np.ndarray, ...]:
+        """Log p_m and its derivatives from sums over the rows, in batches of points."""
+        program = self.programs.finished(order, None if linked is None else kind_of(self._block, 0), linked)
+        made, begin, known = [], 0, _VALUES_TOGETHER if order is Order.VALUE else _TOGETHER
+        with jax.enable_x64(True), promotion_allowed():
+            while begin < len(theta):
+                left = len(theta) - begin
+                size = known[-1] if left > known[-1] // 2 else max(n for n in known if n <= left)
+                part = slice(begin, min(begin + size, len(theta)))
+                parts = (jax.tree.map(lambda x, part=part: x[part], one) for one in (sums, theta, shares))
+                filled = (jax.tree.map(functools.partial(_filled, size), one) for one in parts)
+                found = program(*filled)
+                made.append([np.asarray(x)[: part.stop - part.start] for x in found])
+                begin = part.stop
+        return tuple(np.concatenate(parts) for parts in zip(*made, strict=True))
+
+
+def _filled(size: int, part: np.ndarray) -> Any:
+    """The array with its last entry repeated up to this length."""
+    short = size - len(part)
+    return jnp.asarray(part if not short else np.concatenate([part, np.repeat(part[-1:], short, axis=0)]))
