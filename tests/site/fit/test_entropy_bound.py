@@ -125,7 +125,7 @@ def test_curvature_that_is_not_a_maximums_is_guarded_and_said(structure):
     packing.covariance_root(guarded)  # positive-definite
 
 
-def rosenbrock(x):
+def rosenbrock(x, active):
     """−Rosenbrock's valley at B points with its derivatives."""
     a, b = x[:, 0], x[:, 1]
     value = -((1 - a) ** 2 + 100 * (b - a**2) ** 2)
@@ -145,7 +145,7 @@ def test_newton_climbs_a_curved_valley_from_many_starts_at_once():
 
 
 def test_newton_leaves_a_start_that_is_not_finite_and_a_maximum_at_infinity():
-    def one_sided(x):
+    def one_sided(x, active):
         t = x[:, 0]
         value = np.where(t < -5, -np.inf, -np.exp(-t))
         return value, np.exp(-t)[:, None], -np.exp(-t)[:, None, None]

@@ -36,7 +36,9 @@ def subposterior():
 @functools.cache
 def mode():
     """The mode, with Newton's method on all rows."""
-    return climb(subposterior().second_order, np.zeros((1, V + 1)), Tolerances(1e-6, 1e-6, 1e-9))
+    return climb(
+        lambda theta, active: subposterior().second_order(theta), np.zeros((1, V + 1)), Tolerances(1e-6, 1e-6, 1e-9)
+    )
 
 
 def drawn_around(num_draws):
@@ -93,7 +95,7 @@ def test_a_tall_shard_is_passed_over_at_most_three_times(kind, monkeypatch):
 def test_the_last_step_is_spared_only_when_the_ones_before_foretell_it():
     calls = []
 
-    def cubic(points):
+    def cubic(points, active):
         """−x² + small x³, and −|x|^1.5 whose Newton steps never become quadratic, with their maxima at 1."""
         calls.append(len(points))
         x = points[:, 0] - 1.0

@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 
@@ -9,6 +10,7 @@ from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.registry import Registry
 from epvi.ground.status import Status
 from epvi.site.derivatives.subposterior import Subposterior
+from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.rows.columns import Columns
 
 
@@ -44,6 +46,20 @@ class Inference(abc.ABC):
     @abc.abstractmethod
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
         """Fit. All shards share the random key `common`, used for starts; `key` is the shard's own."""
+
+    @property
+    def fits_together(self) -> bool:
+        """Whether `fit_together` is worth a try."""
+        return False
+
+    def fit_together(
+        self, subposteriors: Subposteriors, *, common: jax.Array, keys: Sequence[jax.Array]
+    ) -> list[LocalFit | None]:
+        """Fit several shards at once; None for each shard that `fit` is to fit alone, by default all of them.
+
+        What a shard gets must not depend on the others.
+        """
+        return [None] * subposteriors.num_shards
 
 
 INFERENCES: Registry[Inference] = Registry("inference")

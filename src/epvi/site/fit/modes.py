@@ -23,7 +23,7 @@ from epvi.site.fit.newton import Climbed, Tolerances, climb
 
 # Two optimisations ended in the same mode if their ends are closer than this, in standard deviations of the mode.
 # Judgement: far above the optimiser's error, and modes closer than that are one for a Gaussian approximation.
-_SAME_MODE = 0.5
+SAME_MODE = 0.5
 # Modes with less than e^-20, about 2e-9, of the mass of the heaviest mode are left out. Judgement.
 _LEAST_LOG_MASS = -20.0
 # Most Newton steps from a start. Usually some starts converge within the first limit; if none does, the highest ends
@@ -100,7 +100,7 @@ def climb_to(
     """The maxima reached from some starts, without those where f or its derivatives are not finite."""
     if not second_order(1, starts.shape[1]):
         return _climb_first_order(subposterior, starts)
-    ended = climb(subposterior.second_order, starts, precision, max_steps)
+    ended = climb(lambda theta, active: subposterior.second_order(theta), starts, precision, max_steps)
     if precision.trusting and np.any(ended.converged):
         ended = _last_step(subposterior, ended, precision._replace(trusting=False))
     return _finite(ended.points, ended.value, ended.gradient, -ended.hessian, ended.converged, ended.concave)
@@ -116,7 +116,7 @@ def _last_step(subposterior: Subposterior, ended: Climbed, precision: Tolerances
     at = prior.second_order(ended.points)
     value, gradient, hessian = ended.value - at[0], ended.gradient - at[1], ended.hessian - at[2]
 
-    def expanded(theta: np.ndarray) -> tuple[np.ndarray, ...]:
+    def expanded(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
         delta, more = theta - ended.points, prior.second_order(theta)
         bent = np.einsum("bij,bj->bi", hessian, delta)
         here = value + np.sum(delta * (gradient + 0.5 * bent), axis=1)
@@ -250,7 +250,7 @@ def distinct(space: Space, ends: Modes, most: int, least: float = _LEAST_LOG_MAS
             order = order_like(space, points[i], points[first], np.abs(ends.form.diagonal(curvature[first], space.dim)))
             points[i], gradient[i] = points[i][order], gradient[i][order]
             curvature[i] = ends.form.reordered(curvature[i], order)
-        if all(_apart(points[i] - points[j], curvature[j], ends.form) > _SAME_MODE for j in kept):
+        if all(_apart(points[i] - points[j], curvature[j], ends.form) > SAME_MODE for j in kept):
             kept.append(int(i))
     return Modes(
         points[kept], ends.value[kept], gradient[kept], curvature[kept], ends.converged[kept], ends.concave[kept]

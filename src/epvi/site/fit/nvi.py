@@ -12,6 +12,7 @@ default a component is kept only if it raises the Monte Carlo estimate of the EL
 """
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -21,9 +22,12 @@ from epvi.gaussian.structures import Diagonal, Full
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import check_settings
 from epvi.site.derivatives.subposterior import Subposterior
+from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.inference import INFERENCES, Inference, LocalFit
+from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.newton import Tolerances
-from epvi.site.fit.nvi_run import Fitting
+from epvi.site.fit.nvi_run import Fitting, worth
+from epvi.site.fit.regular import RegularShards
 from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator
 
@@ -71,17 +75,19 @@ class NVI(Inference):
         """The number of components: their means are optimised together."""
         return self.num_components
 
+    @property
+    def fits_together(self) -> bool:
+        """Whether shards with one mode get one Gaussian, which takes starts to compare and full covariances."""
+        whole = self.covariance is None or self.covariance.packing.whole
+        return self.merge and self.num_components > 1 and whole
+
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
         """Fit the mixture."""
         d = subposterior.dim
-        floats = [column.dtype for column in columns.values() if column.dtype.kind == "f"]
-        single = bool(floats) and all(dtype == np.float32 for dtype in floats)
-        # Decrement in nats, least relative eigenvalue and rounding: float32 has 7 digits, float64 16. Judgement.
-        precision = Tolerances(1e-6, 1e-6, 1e-9) if single else Tolerances(1e-9, 1e-12)
-        structure = self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
+        precision, structure = _tolerances(columns), self._structure(d)
         sweeps = Sweeps(subposterior, structure, precision, self.max_sweeps, self.tolerance)
         work = Fitting(self.num_components, self.num_draws, subposterior, columns, structure, precision, sweeps)
-        starts = generator(common).standard_normal((max(self.num_starts, self.num_components), d))
+        starts = self._starts(common, d)
         # Overflow is checked for explicitly where it matters, so NumPy need not warn.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             try:
@@ -91,3 +97,37 @@ class NVI(Inference):
                     f"the curvature of the log density cannot be factored ({str(error).lower().rstrip('.')}): take"
                     " fewer shards or a simpler covariance, or standardise columns."
                 ) from error
+
+    def fit_together(
+        self, subposteriors: Subposteriors, *, common: jax.Array, keys: Sequence[jax.Array]
+    ) -> list[LocalFit | None]:
+        """Fit the shards that have one mode and are close to Gaussian there; see `regular.py`."""
+        d, structure = subposteriors.dim, self._structure(subposteriors.dim)
+        # With more parameters a mode is searched for by gradients.
+        if not (self.fits_together and structure.packing.whole and d <= MOST_ON_TALL):
+            return [None] * subposteriors.num_shards
+        tolerable = np.array([worth(share) for share in subposteriors.shares])
+        precision = _tolerances(subposteriors.rows)
+        starts = self._starts(common, d)
+        work = RegularShards(
+            subposteriors, structure, precision, starts, self.num_components, self.num_draws, tolerable
+        )
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            try:
+                return work.fit([generator(key) for key in keys])
+            except np.linalg.LinAlgError:
+                return [None] * subposteriors.num_shards
+
+    def _structure(self, d: int) -> Structure:
+        return self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
+
+    def _starts(self, common: jax.Array, d: int) -> np.ndarray:
+        return generator(common).standard_normal((max(self.num_starts, self.num_components), d))
+
+
+def _tolerances(columns: Columns) -> Tolerances:
+    """Decrement in nats, least relative eigenvalue and rounding: float32 has 7 digits, float64 16."""
+    floats = [column.dtype for column in columns.values() if column.dtype.kind == "f"]
+    single = bool(floats) and all(dtype == np.float32 for dtype in floats)
+    # Judgement.
+    return Tolerances(1e-6, 1e-6, 1e-9) if single else Tolerances(1e-9, 1e-12)

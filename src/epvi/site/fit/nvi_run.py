@@ -5,7 +5,6 @@ the search uses subsamples of the rows, and only a few passes over all rows foll
 """
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -15,10 +14,12 @@ from epvi.ground.errors import EpviError
 from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, taylors
+from epvi.site.derivatives.prior_part import PriorShare
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.fit.entropy_bound import overlap
 from epvi.site.fit.flat_directions import flat_direction
 from epvi.site.fit.inference import LocalFit
+from epvi.site.fit.ladder import NEAR_ENOUGH, first_part, part_sizes, scaled_starts
 from epvi.site.fit.modes import Modes, climb_to, distinct_of, find_modes, follow
 from epvi.site.fit.monte_carlo import Drawn, base_draws, draw_from, draws_of, with_best_weights
 from epvi.site.fit.newton import Tolerances
@@ -27,14 +28,6 @@ from epvi.site.rows.columns import Columns
 
 # f is evaluated at this many draws in one pass over the rows. Judgement: it bounds the memory of a block.
 _DRAWS_AT_ONCE = 64
-# Size of the first subsample, on which modes are searched for: observed numbers per parameter, least observed numbers,
-# and rows added to them. Judgement: enough to locate the modes, which larger subsamples then refine.
-_START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 20, 960, 64
-# The last subsample has one row in 16: from there to all rows a mode moves by about √16 of its standard deviations,
-# which two Newton steps cover. Each subsample is at most 64 times as large as the one before. Judgement.
-_LAST_PART, _NEXT_PART = 16, 64
-# Tolerance of a mode on subsamples after the first, in nats: the next one moves it by more. Judgement.
-_NEAR_ENOUGH = 0.01
 # After at most this many passes over all rows the modes hardly moved from those of the subsample, and flat directions
 # are checked with the Taylor expansion instead of another pass. Judgement.
 _FEW_PASSES = 4
@@ -117,13 +110,11 @@ class Fitting:
     def ladder(self, rng: np.random.Generator) -> list["Fitting"]:
         """The same fit on subsamples of increasing size, and finally on all rows."""
         n, d = self.subposterior.num_rows, self.subposterior.dim
-        terms = self.subposterior.programs.target.terms
-        part = max(_LEAST_START_TERMS, _START_TERMS_PER_PARAMETER * d) // terms + _LEAST_START_ROWS
         works = []
-        for size in _part_sizes(n, part):
+        for size in part_sizes(n, first_part(d, self.subposterior.programs.target.terms)):
             thinned = self.subposterior.thinned(size, rng)
             sweeps = dataclasses.replace(self.sweeps, subposterior=thinned)
-            precision = self.precision._replace(tolerance=_NEAR_ENOUGH) if works else self.precision
+            precision = self.precision._replace(tolerance=NEAR_ENOUGH) if works else self.precision
             works.append(dataclasses.replace(self, subposterior=thinned, sweeps=sweeps, precision=precision))
         trusting = self.precision._replace(trusting=self._is_tall)
         return [*works, dataclasses.replace(self, precision=trusting)]
@@ -131,8 +122,7 @@ class Fitting:
     def search(self, starts: np.ndarray) -> Modes:
         """Search for the modes from many starts."""
         k = self.num_components
-        # Of four starts two are draws of N(0, I), one is close to the origin and one far. Judgement.
-        starts = starts * np.resize([1.0, 1.0, 0.1, 3.0], len(starts))[:, None]
+        starts = scaled_starts(starts)
         starts = np.concatenate([starts, np.repeat(starts[:1], -len(starts) % k, axis=0)])
         modes = self._some(find_modes(self.subposterior, starts, k, self.precision), starts)
         return self._with_curvature(modes)
@@ -260,7 +250,12 @@ class Fitting:
             return not self._is_tall
         # The smaller estimate of two halves of the draws, since a single far draw can dominate the evidence of one.
         least = min(half.log_evidence() - float(half.elbo().value) for half in drawn.halves())
-        return not least < _WORTH + 2 * float(drawn.elbo().standard_error)
+        return not least < self._worth + 2 * float(drawn.elbo().standard_error)
+
+    @property
+    def _worth(self) -> float:
+        prior = self.subposterior.prior
+        return worth(prior.fraction if isinstance(prior, PriorShare) else 0.0)
 
     def _around(self, plain: Components, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """K starting components: the modes, slightly moved, and draws around them in turn."""
@@ -279,15 +274,13 @@ class Fitting:
         return self.subposterior.value(theta, _DRAWS_AT_ONCE)
 
 
-def _part_sizes(num_rows: int, first: int) -> list[int]:
-    """Sizes of the subsamples: geometric, from `first` to a sixteenth of the rows; empty if the rows are few."""
-    if num_rows <= 2 * first:
-        return []
-    last = num_rows // _LAST_PART
-    if last <= 2 * first:
-        return [first]
-    steps = math.ceil(math.log(last / first, _NEXT_PART))
-    return [round(first * (last / first) ** (i / steps)) for i in range(steps + 1)]
+def worth(share: float) -> float:
+    """The KL divergence of one Gaussian from a subposterior, in nats, from which on more components are tried.
+
+    A shard with a share f of the prior has about that share of the information. The posterior of all shards is then
+    closer to a Gaussian: its divergence is of the order of f times that of the shard, and refinement attains that.
+    """
+    return _WORTH / share if share > 0 else _WORTH
 
 
 def _stopped(history: tuple[float, ...]) -> Status:

@@ -97,7 +97,7 @@ class Sweeps:
         k, d = means.shape
         if second_order(k, d):
             found = climb(
-                lambda flat: self._first_bound(flat, covariances),
+                lambda flat, active: self._first_bound(flat, covariances),
                 means.reshape(1, -1),
                 self.precision._replace(trusting=False),
                 _STEPS_PER_SWEEP,

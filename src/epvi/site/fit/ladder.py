@@ -1,0 +1,37 @@
+"""Subsamples of increasing size on which a search for modes begins, and the starts of the search."""
+
+import math
+
+import numpy as np
+from jaxtyping import Float
+
+# Size of the first subsample, on which modes are searched for: observed numbers per parameter, least observed numbers,
+# and rows added to them. Judgement: enough to locate the modes, which larger subsamples then refine.
+_START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 20, 384, 64
+# The last subsample has one row in 16: from there to all rows a mode moves by about √16 of its standard deviations,
+# which two Newton steps cover. Each subsample is at most 64 times as large as the one before. Judgement.
+_LAST_PART, _NEXT_PART = 16, 64
+# Tolerance of a mode on subsamples after the first, in nats: the next one moves it by more. Judgement.
+NEAR_ENOUGH = 0.01
+
+
+def first_part(d: int, terms: int) -> int:
+    """Rows of the first subsample, for d parameters and this many observed numbers per row."""
+    return max(_LEAST_START_TERMS, _START_TERMS_PER_PARAMETER * d) // terms + _LEAST_START_ROWS
+
+
+def part_sizes(num_rows: int, first: int) -> list[int]:
+    """Sizes of the subsamples: geometric, from `first` to a sixteenth of the rows; empty if the rows are few."""
+    if num_rows <= 2 * first:
+        return []
+    last = num_rows // _LAST_PART
+    if last <= 2 * first:
+        return [first]
+    steps = math.ceil(math.log(last / first, _NEXT_PART))
+    return [round(first * (last / first) ** (i / steps)) for i in range(steps + 1)]
+
+
+def scaled_starts(starts: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+    """Starts from standard normal draws: of four, two are such draws, one is close to the origin and one far."""
+    # The factors are judgement.
+    return starts * np.resize([1.0, 1.0, 0.1, 3.0], len(starts))[:, None]

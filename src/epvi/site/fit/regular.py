@@ -1,0 +1,254 @@
+"""Fits many shards at once: those whose subposterior has a single mode and is close to a Gaussian there.
+
+Takes the subposteriors of several shards; gives for each either its fit, one Gaussian at the mode, or None: then it is
+fitted alone (`nvi_run.py`), with more starts and components. All steps of all shards are made together, so that a fit
+costs what its passes over the rows cost, whatever the number of shards. What a shard gets does not depend on others.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.special import logsumexp
+
+from epvi.gaussian.mixture import Estimate, GaussianMixture
+from epvi.gaussian.structure import Structure
+from epvi.gaussian.structures import WHOLE
+from epvi.ground.status import Status, StatusCode
+from epvi.site.derivatives.expansion import PARTS, TALL
+from epvi.site.derivatives.expansions import Taylors, expand_together
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.fit.inference import LocalFit
+from epvi.site.fit.ladder import NEAR_ENOUGH, first_part, part_sizes, scaled_starts
+from epvi.site.fit.modes import SAME_MODE
+from epvi.site.fit.monte_carlo import base_draws
+from epvi.site.fit.newton import Climbed, Tolerances, climb
+
+_LOG_2PI = float(np.log(2 * np.pi))
+# Most Newton steps from a start, and on more rows from the mode of fewer: a shard that needs more is fitted alone.
+# Judgement: a log-concave density takes about ten.
+_MOST_STEPS, _MORE_STEPS = 30, 15
+# Draws at which values are computed in one pass over the rows. Judgement: it bounds the memory of a block.
+_DRAWS_AT_ONCE = 64
+# A regular shard is recognised with a fraction of the draws that `num_draws` allows: 64 of 256. Judgement: their ELBO
+# has a standard error far below half a nat.
+_FEWER_DRAWS = 4
+# Rows of the parts of a shard on which remainders are computed: a share of its rows, at least so many per parameter (so
+# that the Hessians of parts and of all rows differ by less than a factor of two, by the Marchenko-Pastur law), and at
+# most 512 in each part, as on a shard with many rows. Judgement.
+_SHARE_OF_ROWS, _ROWS_PER_PARAMETER, _MOST_PER_PART = 8, 16, 512
+# A remainder with a larger average standard error, in nats, is computed from all rows. Judgement: it is compared with
+# half a nat.
+_CERTAIN = 0.1
+
+
+class _Estimates(NamedTuple):
+    """Monte Carlo estimates of B shards from the log importance ratios of their draws."""
+
+    elbo: Float[np.ndarray, " B"]
+    # Its standard error, over pairs of draws z and −z.
+    error: Float[np.ndarray, " B"]
+    # Log evidence minus ELBO: the KL divergence of the Gaussian from the subposterior.
+    gap: Float[np.ndarray, " B"]
+    # The smaller gap of two halves of the draws, since a single far draw can dominate the evidence of one.
+    least: Float[np.ndarray, " B"]
+
+    @classmethod
+    def of(cls, ratios: Float[np.ndarray, "B s"], doubt: Float[np.ndarray, " B"]) -> "_Estimates":
+        half = ratios.shape[1] // 2
+        pairs = 0.5 * (ratios[:, :half] + ratios[:, half:])
+        error = np.hypot(np.std(pairs, axis=1, ddof=1) / np.sqrt(half), doubt)
+        parts = np.stack([_gap(pairs_of) for pairs_of in (ratios[:, _is_first(half)], ratios[:, ~_is_first(half)])])
+        return cls(np.mean(pairs, axis=1), error, _gap(ratios), np.min(parts, axis=0))
+
+
+def _is_first(half: int) -> Bool[np.ndarray, " s"]:
+    """Which draws are in the first half, with antithetic pairs kept together."""
+    return np.tile(np.arange(half) < half // 2, 2)
+
+
+def _gap(ratios: Float[np.ndarray, "B s"]) -> Float[np.ndarray, " B"]:
+    return np.asarray(logsumexp(ratios, axis=1)) - np.log(ratios.shape[1]) - np.mean(ratios, axis=1)
+
+
+class Ends(NamedTuple):
+    """The modes of B shards."""
+
+    # The mode of each shard, with value, gradient and Hessian.
+    at: Taylors
+    # Whether the search met its tolerance, through concave regions only, from all its starts.
+    good: Bool[np.ndarray, " B"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RegularShards:
+    """The settings and data of fits that are made together."""
+
+    subposteriors: Subposteriors
+    # The covariance structure of the Gaussians.
+    structure: Structure
+    # Numerical tolerances of Newton's method.
+    precision: Tolerances
+    # Starts of the search, and how many of them have to end in the same mode.
+    starts: Float[np.ndarray, "n d"]
+    num_starts: int
+    # Draws of the ELBO estimate.
+    num_draws: int
+    # Largest acceptable KL divergence from the subposterior, in nats, beyond two standard errors, by shard.
+    tolerable: Float[np.ndarray, " B"]
+
+    def fit(self, rngs: list[np.random.Generator]) -> list[LocalFit | None]:
+        """The fits, or None where a shard is to be fitted alone."""
+        ends = self.modes(rngs)
+        shards = np.flatnonzero(ends.good)
+        made: list[LocalFit | None] = [None] * self.subposteriors.num_shards
+        if len(shards):
+            at = Taylors(*(part[shards] for part in dataclasses.astuple(ends.at)))
+            for shard, fit in zip(shards, self._at_modes(shards, at, rngs), strict=True):
+                made[shard] = fit
+        return made
+
+    def modes(self, rngs: list[np.random.Generator]) -> Ends:
+        """The modes: searched for on a subsample of each shard with many rows, and followed to all of its rows."""
+        sub, d = self.subposteriors, self.subposteriors.dim
+        first = first_part(d, sub.programs.target.terms)
+        steps = [part_sizes(int(n), first) for n in sub.sizes]
+        count = sub.num_shards
+        at = Taylors(np.zeros((count, d)), np.zeros(count), np.zeros((count, d)), np.zeros((count, d, d)))
+        ends = Ends(at, np.ones(count, bool))
+        for i in range(max(map(len, steps))):
+            shards = np.array([m for m in range(count) if len(steps[m]) > i and ends.good[m]], int)
+            if len(shards):
+                chosen = [_some(rngs[m], int(sub.sizes[m]), steps[m][i]) for m in shards]
+                thinned = sub.thinned(shards, chosen)
+                own, loose = np.arange(len(shards)), self.precision._replace(tolerance=NEAR_ENOUGH)
+                if i == 0:
+                    self._search(ends, thinned, shards, own)
+                else:
+                    self._follow(ends, thinned, shards, own, loose)
+        plain = np.array([m for m in range(count) if not steps[m]], int)
+        if len(plain):
+            self._search(ends, sub, plain, plain)
+        rest = np.array([m for m in range(count) if steps[m] and ends.good[m]], int)
+        for tall in (False, True):
+            some = rest[(sub.sizes[rest] >= TALL) == tall]
+            if len(some):
+                self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
+        return ends
+
+    def _search(self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray) -> None:
+        """Climb from several starts; the shards are number `own` of `sub`."""
+        k, d = self.num_starts, sub.dim
+        starts = np.tile(scaled_starts(self.starts)[:k], (len(shards), 1))
+        found = self._climbed(sub, np.repeat(own, k), starts, self.precision, _MOST_STEPS)
+        points = found.points.reshape(-1, k, d)
+        fine = np.all((found.converged & found.concave).reshape(-1, k), axis=1)
+        one = Climbed(*(part.reshape(-1, k, *part.shape[1:])[:, 0] for part in found))
+        with np.errstate(all="ignore"):
+            away = points - points[:, :1]
+            distance = -np.einsum("bki,bij,bkj->bk", away, one.hessian, away)
+            fine &= np.all(distance < SAME_MODE**2, axis=1)
+        _put(ends, shards, one, fine)
+
+    def _follow(
+        self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
+    ) -> None:
+        """Climb from the modes of fewer rows."""
+        found = self._climbed(sub, own, ends.at.centre[shards], precision, _MORE_STEPS)
+        if precision.trusting:
+            found = _last_step(sub, own, found, precision._replace(trusting=False))
+        _put(ends, shards, found, found.converged & found.concave)
+
+    def _climbed(
+        self, sub: Subposteriors, owner: np.ndarray, starts: np.ndarray, precision: Tolerances, max_steps: int
+    ) -> Climbed:
+        d = sub.dim
+
+        def evaluate(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
+            made = tuple(np.full((len(theta), *shape), np.nan) for shape in ((), (d,), (d, d)))
+            for whole, part in zip(made, sub.second_order(theta[active], owner[active]), strict=True):
+                whole[active] = part
+            return made
+
+        return climb(evaluate, starts, precision, max_steps)
+
+    def _at_modes(self, shards: np.ndarray, at: Taylors, rngs: list[np.random.Generator]) -> list[LocalFit | None]:
+        """One Gaussian at each mode, with the Laplace covariance."""
+        packing, d = self.structure.packing, self.subposteriors.dim
+        curvature = packing.kept(-at.hessian, WHOLE, d)
+        precisions, guarded = packing.guarded(curvature, self.precision.floor)
+        roots = packing.covariance_root(precisions)
+        # A few draws show whether one Gaussian is enough.
+        z = np.stack([base_draws(rngs[m], max(self.num_draws // _FEWER_DRAWS, 8), d) for m in shards])
+        drawn = np.stack([packing.rooted(root[None], one) for root, one in zip(roots, z, strict=True)])
+        values, doubt = self._values(shards, at, at.centre[:, None] + drawn, rngs)
+        log_dets = np.asarray(packing.log_det(precisions, d))
+        # The log density of a Gaussian at μ + Cz is that of z, up to its determinant.
+        ratios = values + 0.5 * (np.sum(z**2, axis=2) - log_dets[:, None] + d * _LOG_2PI)
+        # L2 of a single Gaussian with the Laplace covariance: ½ tr ΣH = −d/2, and the entropy bound of N(μ; μ, 2Σ).
+        bounds = at.value - 0.5 * d + 0.5 * (d * (_LOG_2PI + np.log(2.0)) - log_dets)
+        made = _Estimates.of(ratios, doubt)
+        good = np.all(np.isfinite(ratios), axis=1) & ~guarded & (made.least < self.tolerable[shards] + 2 * made.error)
+        fits: list[LocalFit | None] = [None] * len(shards)
+        for i in np.flatnonzero(good):
+            root = packing.root(precisions[i])
+            mixture = GaussianMixture(np.zeros(1), at.centre[i][None], root[None], self.structure)
+            elbo = Estimate(np.asarray(made.elbo[i]), np.asarray(made.error[i]))
+            status = Status(StatusCode.CONVERGED, "converged: 1 component.")
+            passes, seconds = self._effort(int(shards[i]))
+            fits[i] = LocalFit(mixture, status, (float(bounds[i]),), elbo, float(made.gap[i]), passes, seconds)
+        return fits
+
+    def _effort(self, m: int) -> tuple[int, float]:
+        """Passes over the rows of a shard, and its part of the time of all passes."""
+        sub = self.subposteriors
+        return int(sub.passes[m]), sub.seconds * float(sub.sizes[m]) / sub.windows.num_rows
+
+    def _values(
+        self, shards: np.ndarray, at: Taylors, theta: np.ndarray, rngs: list[np.random.Generator]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities at the draws, and their average standard errors."""
+        sub, d = self.subposteriors, self.subposteriors.dim
+        sizes = sub.sizes[shards]
+        per_part = np.clip(sizes // (PARTS * _SHARE_OF_ROWS), -(-_ROWS_PER_PARAMETER * d // PARTS), _MOST_PER_PART)
+        values, doubt = np.full(theta.shape[:2], np.nan), np.zeros(len(shards))
+        sampled = np.flatnonzero(_SHARE_OF_ROWS * PARTS * per_part <= sizes)
+        if len(sampled):
+            some = Taylors(*(part[sampled] for part in dataclasses.astuple(at)))
+            made = expand_together(sub, shards[sampled], some, per_part[sampled], rngs)
+            found, errors = made.near(theta[sampled], _DRAWS_AT_ONCE)
+            error = np.mean(errors, axis=1)
+            good = made.alike & (error < _CERTAIN)
+            values[sampled[good]], doubt[sampled[good]] = found[good], error[good]
+        left = np.flatnonzero(np.isnan(values[:, 0]))
+        for i in range(0, theta.shape[1] if len(left) else 0, _DRAWS_AT_ONCE):
+            values[left, i : i + _DRAWS_AT_ONCE] = sub.value(theta[left, i : i + _DRAWS_AT_ONCE], shards[left])
+        return values, doubt
+
+
+def _some(rng: np.random.Generator, num_rows: int, count: int) -> Int[np.ndarray, " n"]:
+    """A random subsample of row indices, increasing."""
+    return np.sort(rng.choice(num_rows, count, replace=False, shuffle=False))
+
+
+def _put(ends: Ends, shards: np.ndarray, found: Climbed, good: np.ndarray) -> None:
+    ends.at.centre[shards], ends.at.value[shards] = found.points, found.value
+    ends.at.gradient[shards], ends.at.hessian[shards] = found.gradient, found.hessian
+    ends.good[shards] &= good & np.isfinite(found.value)
+
+
+def _last_step(sub: Subposteriors, owner: np.ndarray, ended: Climbed, precision: Tolerances) -> Climbed:
+    """Take the last step without a pass: the rows' part by its Taylor expansion, the prior's part exactly."""
+    prior = sub.prior_alone(ended.points, owner)
+    rows = Taylors(ended.points, ended.value - prior[0], ended.gradient - prior[1], ended.hessian - prior[2])
+
+    def expanded(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
+        more = sub.prior_alone(theta, owner)
+        slope = rows.gradient + np.einsum("bij,bj->bi", rows.hessian, theta - rows.centre)
+        return rows.at(theta[:, None])[:, 0] + more[0], slope + more[1], rows.hessian + more[2]
+
+    last, known = climb(expanded, ended.points, precision, _MORE_STEPS), ended.converged
+    return Climbed(
+        *(np.where(np.reshape(known, (-1,) + (1,) * (a.ndim - 1)), a, b) for a, b in zip(last, ended, strict=True))
+    )
