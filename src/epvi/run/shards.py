@@ -9,13 +9,14 @@ import dataclasses
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 
 from epvi.engines.local import Pool, size_of, workers
 from epvi.ground.atomic import owner
@@ -27,7 +28,7 @@ from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
 from epvi.run.scoring import Scoring
 from epvi.run.work_folder import WorkFolder, remove_dead
-from epvi.run.worker import HeldRows, Job, answer_shard, forget, run_shard
+from epvi.run.worker import HeldRows, Job, answer_batch, answer_shard, forget, run_batch, run_shard
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
 from epvi.site.tasks.fit_shard import FitPlan
@@ -37,8 +38,16 @@ from epvi.wire.shard_fit import Part, ShardFit
 
 # Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
+# Least and most rows of a batch of shards that are fitted together, and the usual number of batches. Judgement: calls
+# cost little beside passes over 32,768 rows, and eight batches keep up to eight workers busy; with more rows there are
+# more of them.
+_ROWS_PER_BATCH, _MOST_ROWS_PER_BATCH, _USUAL_BATCHES = 2**15, 2**19, 8
 # Worker processes that a shard may lose before it fails: after the second one, the shard itself is probably the cause.
 _MOST_DEATHS = 2
+
+
+# Shards that one task is for.
+Group = Sequence[Part]
 
 
 @dataclasses.dataclass(eq=False)
@@ -53,6 +62,7 @@ class RunningShards:
         done: finished fits by shard.
         bar: the progress bar.
         work: where finished fits are written, if anywhere.
+        sizes: number of rows of each shard.
     """
 
     executor: Executor
@@ -62,6 +72,7 @@ class RunningShards:
     done: dict[int, ShardFit]
     bar: ShardProgress
     work: WorkFolder | None
+    sizes: Int[np.ndarray, " M"]
 
     def fit(self) -> list[ShardFit]:
         """Fit all shards that are not done; when some fail, the others are finished before the error is raised."""
@@ -71,16 +82,27 @@ class RunningShards:
         if self.done:
             logger.info("%d of %d fits were in the work folder", len(self.done), len(self.parts))
 
-        def keep(fit: ShardFit) -> None:
-            fits[fit.shard] = fit
-            logger.info("%s", fit.account)
-            if self.work is not None:
-                self.work.keep(fit)
+        def keep(group: Group, made: ShardFit | list[ShardFit | None]) -> list[Group]:
+            found = made if isinstance(made, list) else [made]
+            for fit in found:
+                if fit is None:
+                    continue
+                fits[fit.shard] = fit
+                logger.info("%s", fit.account)
+                if self.work is not None:
+                    self.work.keep(fit)
+            # Shards that cannot be fitted together with others are fitted alone.
+            return [(part,) for part, fit in zip(group, found, strict=True) if fit is None]
 
-        def task(part: Part) -> tuple:
-            return run_shard, self.job, part, self.rows[part.shard]
+        def task(group: Group) -> tuple:
+            rows = [self.rows[part.shard] for part in group]
+            if len(group) > 1:
+                return run_batch, self.job, group, rows
+            return run_shard, self.job, group[0], rows[0], group[0].shard in batched
 
-        failed = self._each(Work.FIT, left, task, keep, fits)
+        groups = self._groups(left) if self.job.plan.inference.fits_together else [(part,) for part in left]
+        batched = {part.shard for group in groups if len(group) > 1 for part in group}
+        failed = self._each(Work.FIT, groups, task, keep, fits)
         if failed:
             raise explained(Work.FIT, failed, fits, {part.shard: part for part in left})
         self.done = fits
@@ -91,21 +113,30 @@ class RunningShards:
         answers: dict[int, Scores] = {}
         self.bar.begin(Work.SCORE.doing)
 
-        def keep(answer: Scores | None) -> None:
-            if answer is not None:
+        def keep(group: Group, made: Scores | list[Scores] | None) -> list[Group]:
+            found = made if isinstance(made, list) else [made] if made is not None else []
+            for answer in found:
                 answers[answer.shard] = answer
                 logger.debug("%s", answer.account)
+            return [(part,) for part in group] if len(group) > 1 and made is None else []
 
-        def ask(part: Part, rows: MappedRows | HeldRows | None) -> tuple:
-            return answer_shard, self.job, part, rows, draws, scoring
+        def task(group: Group, rows: list[MappedRows | HeldRows] | list[None]) -> tuple:
+            if len(group) > 1:
+                return answer_batch, self.job, group, rows, draws, scoring, int(np.sum(self.sizes))
+            return answer_shard, self.job, group[0], rows[0], draws, scoring
 
-        mapped = all(isinstance(rows, MappedRows) for rows in self.rows.values())
+        def with_rows(group: Group) -> tuple:
+            return task(group, [self.rows[part.shard] for part in group])
+
         failed = {}
-        if not mapped:
-            failed = self._each(Work.SCORE, self.parts, lambda part: ask(part, None), keep, answers)
-        left = [part for part in self.parts if part.shard not in answers]
-        if left and not failed:
-            failed = self._each(Work.SCORE, left, lambda part: ask(part, self.rows[part.shard]), keep, answers)
+        if all(isinstance(rows, MappedRows) for rows in self.rows.values()):
+            groups = self._groups(self.parts)
+        else:
+            alone = [(part,) for part in self.parts]
+            failed = self._each(Work.SCORE, alone, lambda group: task(group, [None]), keep, answers)
+            groups = [(part,) for part in self.parts if part.shard not in answers]
+        if groups and not failed:
+            failed = self._each(Work.SCORE, groups, with_rows, keep, answers)
         if failed:
             raise explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
         return [answers[shard] for shard in sorted(answers)]
@@ -116,39 +147,66 @@ class RunningShards:
             with contextlib.suppress(Exception):
                 wait([self.executor.submit(forget, self.job.token) for _ in self.parts], timeout=1)
 
-    def _each(
-        self, work: Work, parts: list[Part], task: Callable[[Part], tuple], keep: Callable[[Any], None], results: dict
-    ) -> dict[int, Exception]:
-        """Run a task for each part and pass its result to `keep`; gives the errors by shard.
+    def _groups(self, left: list[Part]) -> list[Group]:
+        """Consecutive shards that are fitted together; which ones depends on the sizes of all shards alone."""
+        numbers = _batch_of(self.sizes)
+        groups: dict[int, list[Part]] = {}
+        for part in left:
+            groups.setdefault(int(numbers[part.shard - 1]), []).append(part)
+        made: list[Group] = []
+        for group in groups.values():
+            # Shards of a batch of which some are done already are fitted alone, since their rows have gaps.
+            whole = len(group) == np.count_nonzero(numbers == numbers[group[0].shard - 1])
+            made += [tuple(group)] if whole else [(part,) for part in group]
+        return made
 
-        A task whose worker process died is retried on another worker, with the same result.
+    def _each(
+        self,
+        work: Work,
+        groups: Sequence[Group],
+        task: Callable[[Group], tuple],
+        keep: Callable[[Group, Any], list[Group]],
+        results: dict,
+    ) -> dict[int, Exception]:
+        """Run a task for each group of shards; `keep` takes its result and gives groups that are still to be run.
+
+        Gives the errors by shard. A task whose worker process died is retried on another worker, with the same result.
+        When the task of several shards fails, each of them is run alone.
         """
-        pending: dict[Future, Part] = {}
+        pending: dict[Future, Group] = {}
         failed: dict[int, Exception] = {}
         deaths: Counter[int] = Counter()
 
-        def begin(part: Part) -> None:
-            pending[_submit(self.executor, *task(part))] = part
+        def begin(group: Group) -> None:
+            pending[_submit(self.executor, *task(group))] = group
+
+        def again(group: Group, error: Exception) -> None:
+            shard, died = group[0].shard, isinstance(error, BrokenExecutor)
+            deaths[shard] += died
+            if len(group) == 1 and (not died or deaths[shard] >= _MOST_DEATHS):
+                failed[shard] = error
+                return
+            if died:
+                _log_loss(work, group, error)
+            try:
+                for part in group:
+                    begin((part,))
+            except ExecutorClosedError:
+                # The executor is broken by the loss of its worker: no retry is possible.
+                failed.update({part.shard: error for part in group if (part,) not in pending.values()})
 
         try:
-            for part in parts:
-                begin(part)
+            for group in groups:
+                begin(group)
             while pending:
                 for future in wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
-                    part = pending.pop(future)
+                    group = pending.pop(future)
                     error = _error_of(future)
-                    deaths[part.shard] += isinstance(error, BrokenExecutor)
-                    if error is None:
-                        keep(future.result())
-                    elif not isinstance(error, BrokenExecutor) or deaths[part.shard] >= _MOST_DEATHS:
-                        failed[part.shard] = error
-                    else:
-                        _log_loss(work, part, error)
-                        try:
-                            begin(part)
-                        except ExecutorClosedError:
-                            # The executor is broken by the loss of its worker: no retry is possible.
-                            failed[part.shard] = error
+                    if error is not None:
+                        again(group, error)
+                        continue
+                    for more in keep(group, future.result()):
+                        begin(more)
                 self.bar.update(set(results) | set(failed))
         finally:
             _abandon(self.executor, list(pending))
@@ -172,14 +230,14 @@ def shards_of(
     if isinstance(executor, Executor):
         needed = [part for part in parts if job.keeps or part.shard not in done]
         held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
-        made = RunningShards(executor, job, parts, held, done, bar, work)
+        made = RunningShards(executor, job, parts, held, done, bar, work, split.sizes)
         try:
             yield made
         finally:
             made.forget()
         return
     if len(done) == m and not job.keeps:
-        yield RunningShards(workers_of(executor), job, parts, {}, done, bar, work)
+        yield RunningShards(workers_of(executor), job, parts, {}, done, bar, work, split.sizes)
         return
     with _folder(work) as folder:
         pool = workers_of(executor)
@@ -190,7 +248,9 @@ def shards_of(
         mapped = write_rows(columns, split, folder, min(size_of(executor), m))
         bar.watch(passes)
         job = dataclasses.replace(job, passes=passes)
-        yield RunningShards(pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work)
+        yield RunningShards(
+            pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work, split.sizes
+        )
 
 
 def _log_places(split: Split, executor: Executor | int | None) -> None:
@@ -200,10 +260,18 @@ def _log_places(split: Split, executor: Executor | int | None) -> None:
     logger.info("%s rows in %d shards of %s rows each, on %s", f"{rows:,}", split.num_shards, each, where)
 
 
-def _log_loss(work: Work, part: Part, error: Exception) -> None:
-    logger.warning(
-        "shard %s lost its worker while it was %s, and is run again: %s", shown(part.label), work.done, error
-    )
+def _log_loss(work: Work, group: Group, error: Exception) -> None:
+    names = shown(group[0].label) + (f" (with {len(group) - 1} others)" if len(group) > 1 else "")
+    logger.warning("shard %s lost its worker while it was %s, and is run again: %s", names, work.done, error)
+
+
+def _batch_of(sizes: Int[np.ndarray, " M"]) -> Int[np.ndarray, " M"]:
+    """The number of the batch of each shard: batches are consecutive shards with about equally many rows in all."""
+    total = int(np.sum(sizes))
+    few, many = total // _ROWS_PER_BATCH, total // _MOST_ROWS_PER_BATCH
+    count = max(min(2 ** int(np.log2(max(few, 1))), _USUAL_BATCHES), many)
+    middle = np.cumsum(sizes) - 0.5 * sizes
+    return (middle * count / total).astype(np.int64)
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:

@@ -7,7 +7,7 @@ memory-mapped files. Compiled functions of a model are cached for the next shard
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import cloudpickle
@@ -20,10 +20,12 @@ from epvi.run.row_files import MappedRows
 from epvi.run.scoring import Scoring
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.passes import programs_of
+from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.fit_shard import FitPlan, fit_columns
+from epvi.site.tasks.fit_shard import FitPlan, fit_columns, fit_regular
 from epvi.site.tasks.score import Asking, answer_columns
+from epvi.site.tasks.score_together import answer_together
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
@@ -59,8 +61,8 @@ class HeldRows:
         return dict(self.held)
 
 
-def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
-    """Fit one shard."""
+def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = False) -> ShardFit:
+    """Fit one shard; `tried` if it could not be fitted together with others."""
     columns = rows.columns()
     if job.keeps and isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
@@ -68,7 +70,40 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows) -> ShardFit:
     report(0)
     with _at_work(job, "the fit"):
         programs = programs_of(model_of(job.model), columns)
-        return fit_columns(programs, columns, part, job.plan, report)
+        return fit_columns(programs, columns, part, job.plan, report, tried=tried)
+
+
+def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> list[ShardFit | None]:
+    """Fit several shards together, whose rows lie one after the other; None for each that `run_shard` is to fit."""
+    if job.keeps:
+        for part, own in zip(parts, rows, strict=True):
+            if isinstance(own, HeldRows):
+                _keep(job.token, part.shard, own)
+    columns, sizes = _joined(rows)
+    reports = [_Passes(job.passes, part.shard) for part in parts]
+
+    def report(shards: np.ndarray, passes: np.ndarray) -> None:
+        for shard, count in zip(shards, passes, strict=True):
+            reports[shard](int(count))
+
+    with _at_work(job, "the fit"):
+        programs = programs_of(model_of(job.model), columns)
+        try:
+            Subposterior.of(programs, columns, parts[0].prior, job.plan.rows_per_block).refuse_outside()
+        except EpviError:
+            # Each shard alone then says which of them has such rows.
+            return [None] * len(parts)
+        return fit_regular(programs, columns, parts, sizes, job.plan, report)
+
+
+def _joined(rows: Sequence[MappedRows | HeldRows]) -> tuple[Columns, list[int]]:
+    """The rows of several shards, one shard after the other, and how many each has; mapped rows are not copied."""
+    each = [own.columns() for own in rows]
+    sizes = [len(next(iter(columns.values()))) for columns in each]
+    first, last = rows[0], rows[-1]
+    if isinstance(first, MappedRows) and isinstance(last, MappedRows):
+        return dataclasses.replace(first, part=slice(first.part.start, last.part.stop)).columns(), sizes
+    return {name: np.concatenate([columns[name] for columns in each]) for name in each[0]}, sizes
 
 
 def answer_shard(
@@ -94,6 +129,24 @@ def answer_shard(
         programs = programs_of(model_of(job.model), columns)
         asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True, memory=memory)
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
+
+
+def answer_batch(
+    job: Job,
+    parts: Sequence[Part],
+    rows: Sequence[MappedRows | HeldRows],
+    draws: Draws,
+    scoring: Scoring,
+    all_rows: int,
+) -> list[Scores] | None:
+    """The scores of several shards, computed together; None if each is to answer alone."""
+    columns, sizes = _joined(rows)
+    plan = job.plan
+    with _at_work(job, "the scores"):
+        programs = programs_of(model_of(job.model), columns)
+        points = plan.inference.points_at_once
+        asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True)
+        return answer_together(programs, columns, sizes, parts, draws, asking, all_rows)
 
 
 # Token of the call for which this process worked last.

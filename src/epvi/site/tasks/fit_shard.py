@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import time
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +18,9 @@ from epvi.ground.verb import verb
 from epvi.ground.version import __version__
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Report, Subposterior, block_size
-from epvi.site.fit.inference import Inference
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.derivatives.windows import Windows
+from epvi.site.fit.inference import Inference, LocalFit
 from epvi.site.fit.nvi import NVI
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
@@ -82,6 +85,11 @@ class FitPlan:
     # Key of the hash of the rows.
     hash_key: str = ""
 
+    def keys(self, part: Part) -> dict[str, jax.Array]:
+        """The random key that all shards share, and that of one shard."""
+        key = jax.random.wrap_key_data(jnp.asarray(self.key))
+        return {"common": jax.random.fold_in(key, SeedStream.COMMON), "key": jax.random.fold_in(key, part.shard)}
+
     def provenance(self) -> Provenance:
         """The provenance of a fit by this plan, without the hash of its rows."""
         key = tuple(int(word) for word in self.key)
@@ -115,15 +123,57 @@ def _is_plain(value: Any) -> bool:
 
 
 def fit_columns(
-    programs: Programs, columns: Columns, part: Part, plan: FitPlan, report: Report = lambda passes: None
+    programs: Programs,
+    columns: Columns,
+    part: Part,
+    plan: FitPlan,
+    report: Report = lambda passes: None,
+    *,
+    tried: bool = False,
 ) -> ShardFit:
-    """Fit checked columns with compiled programs; `report` is called with the number of passes so far."""
+    """Fit checked columns with compiled programs; `report` is called with the number of passes so far.
+
+    `tried` says that the shard is known to be irregular, see `fit_regular`.
+    """
     start = time.perf_counter()
     subposterior = Subposterior.of(programs, columns, part.prior, plan.rows_per_block, report)
     subposterior.refuse_outside()
-    key = jax.random.wrap_key_data(jnp.asarray(plan.key))
-    common, own = jax.random.fold_in(key, SeedStream.COMMON), jax.random.fold_in(key, part.shard)
-    made = plan.inference.fit(subposterior.bounded(), columns, common=common, key=own)
+    together = None if tried else fit_regular(programs, columns, [part], [subposterior.num_rows], plan)[0]
+    if together is not None:
+        return together
+    made = plan.inference.fit(subposterior.bounded(), columns, **plan.keys(part))
+    return _shard_fit(programs, columns, part, plan, made, time.perf_counter() - start)
+
+
+def fit_regular(
+    programs: Programs,
+    columns: Columns,
+    parts: Sequence[Part],
+    sizes: Sequence[int],
+    plan: FitPlan,
+    report: Callable[[np.ndarray, np.ndarray], None] = lambda shards, passes: None,
+) -> list[ShardFit | None]:
+    """Fit shards together whose checked rows lie one after the other; None for each that is to be fitted alone."""
+    start = time.perf_counter()
+    shares = np.array([float(part.prior) for part in parts])
+    if np.any(shares == 0):
+        return [None] * len(parts)
+    window = block_size(programs, columns, sum(sizes), 1)
+    windows = Windows.of(np.array(sizes), window, max(sizes))
+    subposteriors = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)), report=report)
+    keys = [plan.keys(part) for part in parts]
+    made = plan.inference.fit_together(subposteriors, common=keys[0]["common"], keys=[one["key"] for one in keys])
+    fits: list[ShardFit | None] = []
+    for part, fit, begin, size in zip(parts, made, windows.bounds[:-1], sizes, strict=True):
+        own = {name: column[begin : begin + size] for name, column in columns.items()}
+        seconds = (time.perf_counter() - start) * size / sum(sizes)
+        fits.append(None if fit is None else _shard_fit(programs, own, part, plan, fit, seconds))
+    return fits
+
+
+def _shard_fit(
+    programs: Programs, columns: Columns, part: Part, plan: FitPlan, made: LocalFit, seconds: float
+) -> ShardFit:
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,
@@ -131,7 +181,7 @@ def fit_columns(
         num_shards=part.num_shards,
         label=part.label,
         prior=part.prior,
-        num_rows=subposterior.num_rows,
+        num_rows=len(next(iter(columns.values()))),
         status=made.status,
         history=made.history,
         elbo=made.elbo,
@@ -139,7 +189,7 @@ def fit_columns(
         passes=made.passes,
         pass_seconds=made.pass_seconds,
         made_of=dataclasses.replace(plan.provenance(), rows=hash_rows(columns, plan.hash_key)),
-        seconds=time.perf_counter() - start,
+        seconds=seconds,
     )
 
 

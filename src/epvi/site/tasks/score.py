@@ -42,7 +42,7 @@ _DRAWS_AT_ONCE = 64
 _POINTS_AT_ONCE = 4
 # Scores with a median standard error above this, in nats, are computed from more rows. Judgement: an error of the log
 # density of this size moves a posterior mean by at most so many sds.
-_CERTAIN = 0.02
+CERTAIN = 0.02
 # The log density at a centre where it cannot be computed: below any other, and finite, so that sums are. Judgement.
 _IMPOSSIBLE = -1e100
 
@@ -107,6 +107,10 @@ class Asking:
     points_at_once: int = _POINTS_AT_ONCE
     # Whether the rows have been checked against the support before.
     checked: bool = False
+    # Scores with a larger median standard error, in nats, are computed from more rows.
+    certain: float = CERTAIN
+    # The part of all shards' rows that these are.
+    share: float = 1.0
     # Taylor expansions from earlier rounds.
     memory: ExpansionCache = dataclasses.field(default_factory=ExpansionCache)
 
@@ -119,23 +123,37 @@ def answer_columns(programs: Programs, columns: Columns, draws: Draws, part: Par
         subposterior.refuse_outside()
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         made = answer(subposterior, draws, part.shard, asking)
+    effort = int(subposterior.passes), time.perf_counter() - start
+    return scores_of(programs, subposterior.num_rows, draws, part, asking, made, effort)
+
+
+def scores_of(
+    programs: Programs,
+    num_rows: int,
+    draws: Draws,
+    part: Part,
+    asking: Asking,
+    made: Answers,
+    effort: tuple[int, float],
+) -> Scores:
+    """The answers of one shard as they are sent; `effort` is its passes over the rows and seconds."""
     return Scores(
         asked=draws.asked,
         **{field.name: getattr(part, field.name) for field in dataclasses.fields(part)},
-        num_rows=subposterior.num_rows,
+        num_rows=num_rows,
         made_of=asking.made_of,
         echo=draws.theta[-1],
         **made._asdict(),
         proper=programs.target.proper,
-        passes=int(subposterior.passes),
-        seconds=time.perf_counter() - start,
+        passes=effort[0],
+        seconds=effort[1],
     )
 
 
 def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
     """Scores, derivatives and moments, by Taylor expansions where they are accurate enough."""
     tall = subposterior.num_rows >= TALL and not asking.exact
-    made = _by_expansions(subposterior, draws, shard, asking) if tall else None
+    made = by_expansions(subposterior, draws, shard, asking) if tall else None
     return made if made is not None else _by_all_rows(subposterior, draws, asking)
 
 
@@ -152,22 +170,22 @@ def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> An
             np.stack([np.mean(np.asarray(one.hessian), axis=0) for one in found]),
         )
     rows = _variation(subposterior, draws.centres[0], centres.gradient[0], subposterior, draws.form)
-    return _checked(Answers(values, np.zeros(len(values)), _derivatives(centres), rows, moments, True))
+    return checked(Answers(values, np.zeros(len(values)), _derivatives(centres), rows, moments, True))
 
 
-def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
+def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
     """The answers by Taylor expansions about the centres; None if no size of subsamples is accurate enough."""
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
-    for size in sizes_of_parts(subposterior.num_rows):
+    for size in sizes_of_parts(subposterior.num_rows, asking.share):
         rng = generator(jax.random.fold_in(key, shard))
         near = expand(subposterior, places, wholes, rng, size)
         if not all(around.is_alike for around in near):
             continue
         values, errors = _scored(near, draws.theta)
         # The median, because errors at far draws, which have little posterior weight, do not matter.
-        if np.median(errors) <= _CERTAIN:
+        if np.median(errors) <= asking.certain:
             centres = Derivatives(
                 *map(
                     np.stack,
@@ -176,7 +194,7 @@ def _by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking:
             )
             moments = _expected(near, draws, asking) if len(draws.base) else None
             rows = _variation(subposterior, draws.centres[0], centres.gradient[0], near[0].rows, draws.form)
-            return _checked(Answers(_finite(values), errors, centres, rows, moments, False))
+            return checked(Answers(_finite(values), errors, centres, rows, moments, False))
     return None
 
 
@@ -240,7 +258,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, -math.inf)
 
 
-def _checked(made: Answers) -> Answers:
+def checked(made: Answers) -> Answers:
     """Replace answers that are not finite: no moments, and a centre gets a very low log density and zero derivatives.
 
     Refuses if the derivatives at the first centre are not finite.
