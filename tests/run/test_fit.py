@@ -97,13 +97,13 @@ def counting(x, y=None):
 
 def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few(monkeypatch):
     counts = []
-    for num_shards in (2, 9):
+    for num_shards in (20, 40):
         TRACES.clear()
         worker.model_of.cache_clear()
         monkeypatch.setattr(compiled, "_held", OrderedDict())
         with ThreadPoolExecutor(1) as executor:
             # Full shards only, so that both jobs have blocks of one size.
-            rows = {name: column[: 60 * num_shards] for name, column in ROWS.items()}
+            rows = {name: column[: 15 * num_shards] for name, column in ROWS.items()}
             epvi.fit(counting, rows, num_shards, inference=QUICK, certify=False, executor=executor)
         counts.append(len(TRACES))
     assert counts[0] == counts[1] > 0
@@ -241,7 +241,7 @@ def model(x):
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("x", dist.Normal(mu, 1.0), obs=x)
-epvi.fit(model, {"x": np.arange(8.0)}, 4, executor=2)
+epvi.fit(model, {"x": np.arange(2.0**16)}, 4, executor=2)
 """
 
 

@@ -130,7 +130,7 @@ def test_rows_that_were_sent_are_kept_for_one_call_only(untyped):
     assert list(worker._KEPT) == [("second", 1)]
     with ThreadPoolExecutor(1) as executor:
         job = SimpleNamespace(token="second")
-        RunningShards(executor, job, [1], {1: held}, {}, None, None).forget()
+        RunningShards(executor, job, [1], {1: held}, {}, None, None, np.array([3])).forget()
     assert not worker._KEPT
 
 

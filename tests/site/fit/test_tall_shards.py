@@ -14,7 +14,7 @@ from epvi.models import logistic, poisson, simulate_logistic, simulate_poisson
 from epvi.site.derivatives.expansion import TALL, expand, taylors
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.fit import nvi_run as fitting
+from epvi.site.fit import nvi_run, regular
 from epvi.site.fit.newton import Tolerances, climb
 
 N, V = 60_000, 3
@@ -79,8 +79,9 @@ def test_a_tall_shard_is_passed_over_at_most_three_times(kind, monkeypatch):
     rows, model = tall_rows(kind), {"logistic": logistic, "poisson": poisson}[kind]
     assert TALL <= N
     quick = epvi.fit_shard(model, rows, "1/2")
-    monkeypatch.setattr(fitting, "TALL", 10**9)
-    monkeypatch.setattr(fitting, "_part_sizes", lambda num_rows, first: [])
+    monkeypatch.setattr(nvi_run, "TALL", 10**9)
+    for module in (nvi_run, regular):
+        monkeypatch.setattr(module, "part_sizes", lambda num_rows, first: [])
     whole = epvi.fit_shard(model, {name: np.asarray(column, np.float64) for name, column in rows.items()}, "1/2")
     assert quick.passes <= 3 < whole.passes
     assert quick.status.text == whole.status.text == "converged: 1 component."

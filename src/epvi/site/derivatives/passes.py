@@ -169,7 +169,8 @@ class Programs(Held):
         The function of points (C, q, d), weights of their shards' rows (C,), items, the window and weights of its rows
         (or None) gives sums with leading axes (C, q).
         """
-        function = functools.partial(self._together, order, self.linked(block, order), size)
+        zero = self.zero(order, block, 1)
+        function = functools.partial(self._together, order, self.linked(block, order), size, zero)
         return self._once(("together", order, size, kind_of(block, 0)), function)
 
     def _together(
@@ -177,6 +178,7 @@ class Programs(Held):
         order: Order,
         linked: Linked | Wide | None,
         size: int,
+        zero: Any,
         theta: Any,
         weights: Any,
         items: Any,
@@ -194,7 +196,6 @@ class Programs(Held):
             more = self._sums_over(order, linked, theta[point], block, own)
             return jax.tree.map(lambda whole, part: whole.at[point].add(part), total, more)
 
-        zero = self.zero(order, _slices(window, 0, size), 1)
         start = jax.tree.map(lambda part: jnp.zeros((count, q, *part.shape[1:])), zero)
         return jax.lax.fori_loop(0, items.used, of_item, start)
 
