@@ -38,10 +38,10 @@ from epvi.wire.shard_fit import Part, ShardFit
 
 # Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
-# Least and most rows of a batch of shards that are fitted together, and the usual number of batches. Judgement: calls
-# cost little beside passes over 32,768 rows, and eight batches keep up to eight workers busy; with more rows there are
-# more of them.
-_ROWS_PER_BATCH, _MOST_ROWS_PER_BATCH, _USUAL_BATCHES = 2**15, 2**19, 8
+# Least and most rows of a batch of shards that are fitted together, and the usual number of batches. Judgement: the
+# calls of a batch, about 0.1 s, cost as much as a few passes over 131,072 rows, and eight batches keep up to eight
+# workers busy; with more rows there are more of them.
+_ROWS_PER_BATCH, _MOST_ROWS_PER_BATCH, _USUAL_BATCHES = 2**17, 2**19, 8
 # Worker processes that a shard may lose before it fails: after the second one, the shard itself is probably the cause.
 _MOST_DEATHS = 2
 
@@ -121,9 +121,10 @@ class RunningShards:
             return [(part,) for part in group] if len(group) > 1 and made is None else []
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | list[None]) -> tuple:
+            share = sum(float(self.sizes[part.shard - 1]) for part in group) / float(np.sum(self.sizes))
             if len(group) > 1:
-                return answer_batch, self.job, group, rows, draws, scoring, int(np.sum(self.sizes))
-            return answer_shard, self.job, group[0], rows[0], draws, scoring
+                return answer_batch, self.job, group, rows, draws, scoring, share
+            return answer_shard, self.job, group[0], rows[0], draws, scoring, share
 
         def with_rows(group: Group) -> tuple:
             return task(group, [self.rows[part.shard] for part in group])

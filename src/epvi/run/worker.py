@@ -107,9 +107,12 @@ def _joined(rows: Sequence[MappedRows | HeldRows]) -> tuple[Columns, list[int]]:
 
 
 def answer_shard(
-    job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, scoring: Scoring
+    job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, scoring: Scoring, share: float
 ) -> Scores | None:
-    """The scores of one shard; with `rows=None`, from rows that this process has kept, or None if it has not."""
+    """The scores of one shard; with `rows=None`, from rows that this process has kept, or None if it has not.
+
+    `share` is the part of all shards' rows that these are.
+    """
     if isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
     rows = rows if rows is not None else _KEPT.get((job.token, part.shard))
@@ -127,7 +130,8 @@ def answer_shard(
     points = plan.inference.points_at_once
     with _at_work(job, "the scores"):
         programs = programs_of(model_of(job.model), columns)
-        asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True, memory=memory)
+        made_of = plan.provenance()
+        asking = Asking(plan.rows_per_block, made_of, scoring.exact, points, checked=True, share=share, memory=memory)
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
 
 
@@ -137,7 +141,7 @@ def answer_batch(
     rows: Sequence[MappedRows | HeldRows],
     draws: Draws,
     scoring: Scoring,
-    all_rows: int,
+    share: float,
 ) -> list[Scores] | None:
     """The scores of several shards, computed together; None if each is to answer alone."""
     columns, sizes = _joined(rows)
@@ -145,8 +149,8 @@ def answer_batch(
     with _at_work(job, "the scores"):
         programs = programs_of(model_of(job.model), columns)
         points = plan.inference.points_at_once
-        asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True)
-        return answer_together(programs, columns, sizes, parts, draws, asking, all_rows)
+        asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True, share=share)
+        return answer_together(programs, columns, sizes, parts, draws, asking)
 
 
 # Token of the call for which this process worked last.

@@ -11,9 +11,10 @@ from scipy.optimize import minimize
 
 import epvi
 from epvi.models import logistic, poisson, simulate_logistic, simulate_poisson
-from epvi.site.derivatives.expansion import TALL, expand, taylors
+from epvi.site.derivatives.expansion import PARTS, ROWS_PER_PART, TALL, expand, taylors
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Subposterior
+from epvi.site.derivatives.subsamples import uniform
 from epvi.site.fit import nvi_run, regular
 from epvi.site.fit.newton import Tolerances, climb
 
@@ -53,7 +54,9 @@ def test_values_around_a_mode_are_as_certain_as_they_say():
     curve = sub.full(mode().points)
     off, said = [], []
     for seed in range(20):
-        (around,) = expand(sub, mode().points, taylors(curve), np.random.default_rng(seed))
+        (around,) = expand(
+            mode().points, taylors(curve), uniform(sub, ROWS_PER_PART, PARTS, np.random.default_rng(seed))
+        )
         near = around.near(theta, 64)
         off.append(near.value - exact)
         said.append(near.error)
@@ -68,7 +71,7 @@ def test_values_around_a_mode_are_as_certain_as_they_say():
 def test_an_expansion_of_the_diagonal_alone_is_right_too():
     sub, theta = subposterior(), drawn_around(50)
     curve = sub.diagonal(mode().points)
-    (around,) = expand(sub, mode().points, taylors(curve), np.random.default_rng(0))
+    (around,) = expand(mode().points, taylors(curve), uniform(sub, ROWS_PER_PART, PARTS, np.random.default_rng(0)))
     near = around.near(theta, 64)
     assert np.all(np.abs(near.value - sub.value(theta, 50)) < 6 * near.error + 1e-6)
 

@@ -11,6 +11,7 @@ standard error smaller by the square root of the number of rows in the subsample
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -18,20 +19,22 @@ from jaxtyping import Float
 
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import form_of
-from epvi.site.derivatives.subposterior import Curve, Subposterior
+from epvi.site.derivatives.subposterior import Curve
+from epvi.site.derivatives.subsamples import Subsamples
 
 # Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
 PARTS = 8
 # Rows of a subsample at first. Judgement: 8 of them are 4,096 rows, whose pass is short.
-_ROWS_PER_PART = 512
+ROWS_PER_PART = 512
 # Least number of rows of a subsample, if it is one of several shards' together. Judgement: their Hessian is compared
 # with that of all rows.
 _LEAST_ROWS_PER_PART = 64
-# Least number of rows of a "tall" shard, on which expansions are used: 8 times the rows of the subsamples, 32,768.
-# Below, a pass over all rows costs about as much. Judgement.
-TALL = 8 * PARTS * _ROWS_PER_PART
-# Where the standard error is too large, subsamples are enlarged by this factor, which divides it by √8. Judgement.
-_MORE = 8
+# Least number of rows of a "tall" shard, whose fit uses expansions: 8 times the rows of the subsamples, 32,768. Below,
+# a pass over all rows costs about as much. Judgement.
+TALL = 8 * PARTS * ROWS_PER_PART
+# Where the standard error is too large, subsamples are enlarged by this factor, which halves it, until they have more
+# than a third of the rows: then all rows are taken. Judgement.
+_MORE, _SPARED = 4, 3
 # Largest ratio of the Hessians of the subsamples and of all rows in any direction; beyond it the subsamples lack
 # influential rows, and the expansion is not used. Judgement.
 ALIKE = 2.0
@@ -62,6 +65,10 @@ class Taylor(NamedTuple):
         bent = self.form.times(self.hessian, delta)
         return Taylor(float(self.at(delta)), self.gradient + bent, self.hessian)
 
+    def plus(self, other: "Taylor") -> "Taylor":
+        """The sum of two expansions about the same point."""
+        return Taylor(self.value + other.value, self.gradient + other.gradient, self.hessian + other.hessian)
+
     def distances(self, delta: np.ndarray) -> np.ndarray:
         """Squared Mahalanobis distances δᵀ|H|δ from the point."""
         return self.form.abs_square(self.hessian, delta)
@@ -82,8 +89,8 @@ class Around:
     centre: Float[np.ndarray, " d"]
     # T, of all rows.
     whole: Taylor
-    # The subposterior of the rows of all subsamples, one subsample after the other.
-    rows: Subposterior
+    # The subsamples of the rows.
+    samples: Subsamples
     # T_g, each scaled to all rows.
     of_parts: list[Taylor]
 
@@ -98,7 +105,7 @@ class Around:
         """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder."""
         delta, part = theta - self.centre, Taylor(*(np.mean(one, axis=0) for one in zip(*self.of_parts, strict=True)))
         form = self.whole.form
-        found = [self.rows.curve(points, form) for points in in_batches(theta, batch)]
+        found = [self.samples.together.curve(points, form) for points in in_batches(theta, batch)]
         gradient = np.concatenate([one.gradient for one in found])[: len(theta)]
         hessian = np.concatenate([np.asarray(one.hessian) for one in found])[: len(theta)]
         change = np.mean(hessian, axis=0) - part.hessian
@@ -109,7 +116,7 @@ class Around:
     def near(self, theta: np.ndarray, batch: int) -> Near:
         """Estimated values at points near the centre."""
         delta, count = theta - self.centre, len(self.of_parts)
-        values = self.rows.values_by_part(theta, batch, count)
+        values = self.samples.values(theta, batch)
         left = [value - expanded.at(delta) for value, expanded in zip(values, self.of_parts, strict=True)]
         mean, error = np.mean(left, axis=0), np.std(left, axis=0, ddof=1) / np.sqrt(count)
         return Near(self.whole.at(delta) + mean, error)
@@ -122,29 +129,30 @@ def in_batches(theta: np.ndarray, batch: int) -> list[np.ndarray]:
 
 
 def expand(
-    subposterior: Subposterior,
     centres: np.ndarray,
     wholes: list[Taylor],
-    rng: np.random.Generator,
-    rows_per_part: int = _ROWS_PER_PART,
+    samples: Subsamples,
 ) -> list[Around]:
     """The expansions about several points, on the same subsamples of the rows."""
-    rows, parts = subposterior.parts(rows_per_part, PARTS, rng)
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
-        curves = [part.curve(centre[None], whole.form) for part in parts]
-        made.append(Around(centre, whole, rows, [taylor for curve in curves for taylor in taylors(curve)]))
+        of_parts = [taylors(part.curve(centre[None], whole.form))[0] for part in samples.parts]
+        if samples.sure is not None:
+            sure = taylors(samples.sure.curve(centre[None], whole.form))[0]
+            of_parts = [one.plus(sure) for one in of_parts]
+        made.append(Around(centre, whole, samples, of_parts))
     return made
 
 
 def sizes_of_parts(num_rows: int, share: float = 1.0) -> list[int]:
     """Rows per subsample, to be tried in this order until the standard error is small enough.
 
-    `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more.
+    `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more. Sizes
+    are powers of two, so that few programs are compiled.
     """
-    sizes = []
-    size = max(round(_ROWS_PER_PART * share), _LEAST_ROWS_PER_PART)
-    while 8 * PARTS * size <= num_rows:
+    first = max(ROWS_PER_PART * share, _LEAST_ROWS_PER_PART)
+    sizes, size = [], 2 ** math.ceil(math.log2(first))
+    while _SPARED * PARTS * size <= num_rows:
         sizes.append(size)
         size *= _MORE
     return sizes

@@ -95,6 +95,28 @@ class Programs(Held):
         rows = jnp.where(weights[:, None] > 0, rows, 0.0).astype(jnp.float64)
         return (weights[:, None] * rows).T @ rows
 
+    def remainders(self) -> Callable:
+        """Per row of a block and averaged over points: |curvature| along the way there from a centre, and |remainder|.
+
+        The curvature is the second-order term of the row's expansion about the centre, the remainder what is left over.
+        """
+        return self._once("remainders", self._remainders)
+
+    def _remainders(self, centre: Any, theta: Any, block: Any) -> Any:
+        dtype = rows_dtype(kind_of(block))
+
+        def sizes(point: Any) -> Any:
+            def along(t: Any) -> Any:
+                return self.target.log_likelihood((centre + t * (point - centre)).astype(dtype), block)
+
+            def slope(t: Any) -> Any:
+                return jax.jvp(along, (t,), (jnp.ones(()),))
+
+            (value, first), (_, second) = jax.jvp(slope, (jnp.zeros(()),), (jnp.ones(()),))
+            return jnp.abs(jnp.stack([second, along(jnp.ones(())) - value - first - 0.5 * second]))
+
+        return jnp.mean(jax.lax.map(sizes, theta), axis=0)
+
     def at_one_point(self) -> Callable:
         """At one point θ: log prior, its directional derivative along θ, and the log likelihoods of a block's rows."""
         return self._once("at one point", self._at_one_point)
@@ -216,9 +238,7 @@ class Programs(Held):
 
         return self._once(("finished", order, kind), jax.vmap(one))
 
-    def _add(
-        self, order: Order, linked: Linked | Wide | None, total: Any, theta: Any, block: Any, weights: Any
-    ) -> Any:
+    def _add(self, order: Order, linked: Linked | Wide | None, total: Any, theta: Any, block: Any, weights: Any) -> Any:
         return _added(total, self._sums_over(order, linked, theta, block, weights))
 
     def _over_rows(self, order: Order, theta: Any, block: Any, weights: Any) -> Any:

@@ -84,6 +84,8 @@ class Subposterior:
     rows_per_block: int = 1
     # Weight of each row's log likelihood: for a subsample, the number of rows that each represents.
     weight: float = 1.0
+    # Weight of each row besides, (N,); None if all are 1.
+    by_row: Float[np.ndarray, " N"] | None = None
     # Called after each pass with the number of passes so far.
     report: Report = lambda passes: None
     # Number of passes so far, and the time they took.
@@ -143,22 +145,14 @@ class Subposterior:
 
     def thinned(self, num_rows: int, rng: np.random.Generator) -> "Subposterior":
         """The subposterior of a random subsample of the rows, each with a larger weight."""
-        return self._of_rows(np.sort(rng.choice(self.num_rows, num_rows, replace=False, shuffle=False)))
+        made = self.of_rows(np.sort(rng.choice(self.num_rows, num_rows, replace=False, shuffle=False)))
+        made.weight = self.weight * self.num_rows / num_rows
+        return made
 
-    def parts(self, num_rows: int, count: int, rng: np.random.Generator) -> tuple["Subposterior", list["Subposterior"]]:
-        """Disjoint random subsamples: the rows of all of them, one subsample after the other, and each separately.
-
-        Weights are such that each subsample represents all rows, and so do all of them together.
-        """
-        chosen = np.sort(rng.choice(self.num_rows, count * num_rows, replace=False, shuffle=False))
-        together, order = self._of_rows(chosen), rng.permutation(len(chosen))
-        together.rows = {name: column[order] for name, column in together.rows.items()}
-        return together, [together._of_rows(np.arange(i * num_rows, (i + 1) * num_rows)) for i in range(count)]
-
-    def _of_rows(self, chosen: np.ndarray) -> "Subposterior":
-        columns = self._taken(chosen)
-        weight, size = self.weight * self.num_rows / len(chosen), min(self.rows_per_block, _PART_BLOCK, len(chosen))
-        return Subposterior(self.programs, columns, self.prior, size, weight)
+    def of_rows(self, chosen: np.ndarray) -> "Subposterior":
+        """The subposterior of the rows with these increasing indices, with the same weight each."""
+        size = min(self.rows_per_block, _PART_BLOCK, len(chosen))
+        return Subposterior(self.programs, self._taken(chosen), self.prior, size, self.weight)
 
     def _taken(self, chosen: np.ndarray) -> Columns:
         """Copies of the rows with these increasing indices; releases the memory of files read on the way."""
@@ -178,8 +172,8 @@ class Subposterior:
         size = self.rows_per_block
         return size * max(_WINDOW // max(sum(size * column[:1].nbytes for column in self.rows.values()), 1), 1)
 
-    def values_by_part(self, theta: np.ndarray, batch: int, count: int) -> Float[np.ndarray, "G n"]:
-        """Log p_m at any number of points, `batch` at a time, estimated from each of `count` consecutive subsamples."""
+    def values_of_rows(self, theta: np.ndarray, batch: int) -> Float[np.ndarray, "S n"]:
+        """The log likelihood of each row at any number of points, `batch` at a time, with all rows in memory."""
         short = -len(theta) % batch
         filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)])
         dtype = np.dtype(rows_dtype(kind_of(self.rows)))
@@ -187,9 +181,22 @@ class Subposterior:
         with jax.enable_x64(True), promotion_allowed():
             for part in np.split(filled, len(filled) // batch):
                 made.append(np.asarray(self.programs.rows()(part.astype(dtype), self.rows), np.float64))
-        sums = np.concatenate(made)[: len(theta)].reshape(len(theta), count, -1).sum(axis=2)
-        prior = self.without_its_rows().value(theta, batch)
-        return prior + count * self.weight * sums.T
+        return np.concatenate(made)[: len(theta)]
+
+    def influence(self, centre: Float[np.ndarray, " d"], theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " N"]:
+        """How much each row matters for an expansion about the centre, relative to the average row.
+
+        The mean of two measures, both averaged over points near the centre: the row's second-order term, which is its
+        leverage, and what its expansion leaves over.
+        """
+        with jax.enable_x64(True), promotion_allowed():
+            program = self.programs.remainders()
+            made = [program(centre, theta, block) for block, _ in self._blocks()]
+            sizes = np.concatenate([np.asarray(part, np.float64) for part in made], axis=1)[:, : self.num_rows]
+        finite = np.isfinite(sizes)
+        sizes = np.where(finite, sizes, np.max(sizes, axis=1, initial=0.0, where=finite, keepdims=True))
+        average = np.mean(sizes, axis=1, keepdims=True)
+        return np.mean(sizes / np.where(average > 0, average, 1.0), axis=0)
 
     def log_density(self, theta: Float[AnyArray, " d"]) -> Float[AnyArray, ""]:
         """log p_m(θ) at one point, all rows at once: a pure function that JAX can compile, batch and differentiate.
@@ -281,17 +288,19 @@ class Subposterior:
         Every few blocks `settled` is called, which waits for computations on them, and then their memory is released.
         """
         size, held = self.rows_per_block, 0
-        weights = np.full(size, float(self.weight))
         for start in range(0, self.num_rows, size):
             if start - held >= self._window:
                 settled()
                 let_go(self.rows, held, start)
                 held = start
             block = {name: column[start : start + size] for name, column in self.rows.items()}
+            weights = np.full(size, float(self.weight))
+            if self.by_row is not None:
+                weights[: self.num_rows - start] *= self.by_row[start : start + size]
             short = start + size - self.num_rows
             if short > 0:
                 block = {name: np.concatenate([c, np.repeat(c[-1:], short, axis=0)]) for name, c in block.items()}
-                weights = np.where(np.arange(size) < size - short, float(self.weight), 0.0)
+                weights[size - short :] = 0.0
             yield block, weights
         settled()
         let_go(self.rows, held, self.num_rows)

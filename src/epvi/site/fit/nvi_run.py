@@ -13,9 +13,10 @@ from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
-from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, taylors
+from epvi.site.derivatives.expansion import PARTS, ROWS_PER_PART, TALL, Around, Taylor, expand, taylors
 from epvi.site.derivatives.prior_part import PriorShare
 from epvi.site.derivatives.subposterior import Curve, Subposterior
+from epvi.site.derivatives.subsamples import uniform
 from epvi.site.fit.entropy_bound import overlap
 from epvi.site.fit.flat_directions import flat_direction
 from epvi.site.fit.inference import LocalFit
@@ -214,8 +215,10 @@ class Fitting:
 
     def _near(self, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator) -> list[Around] | None:
         """Taylor expansions of a tall shard; None if a few rows, which subsamples may lack, dominate the Hessian."""
-        made = expand(self.subposterior, centres, wholes, rng) if self._is_tall else []
-        return made if made and all(around.is_alike for around in made) else None
+        if not self._is_tall:
+            return None
+        made = expand(centres, wholes, uniform(self.subposterior, ROWS_PER_PART, PARTS, rng))
+        return made if all(around.is_alike for around in made) else None
 
     def finished(self, components: Components, drawn: Drawn, flat: Status | None) -> LocalFit:
         """Put together the mixture, its status and its diagnostics."""

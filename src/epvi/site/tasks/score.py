@@ -8,6 +8,7 @@ are used if that is not accurate enough, or on request.
 import dataclasses
 import math
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +22,11 @@ from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.ground.verb import verb
-from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
+from epvi.site.derivatives.expansion import PARTS, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
+from epvi.site.derivatives.subsamples import Subsamples, by_influence, uniform
 from epvi.site.rows.columns import Columns, generator
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows, with_constants
@@ -32,7 +34,7 @@ from epvi.site.tasks.fingerprint import hash_rows
 from epvi.site.tasks.fit_shard import ONE_SITE, as_model, parse_shard, provenance
 from epvi.site.tasks.predictive import same_coding, same_space
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
-from epvi.wire.request import Draws
+from epvi.wire.request import Draws, mapped
 from epvi.wire.shard_fit import Part, Provenance
 
 # Draws at which log p_m is evaluated in one pass over the rows, as in a fit. Judgement: it bounds a block's memory.
@@ -40,9 +42,12 @@ _DRAWS_AT_ONCE = 64
 # Derivatives are computed at this many points in one pass, the same number as in a fit with default settings, so that
 # compiled programs are shared.
 _POINTS_AT_ONCE = 4
-# Scores with a median standard error above this, in nats, are computed from more rows. Judgement: an error of the log
-# density of this size moves a posterior mean by at most so many sds.
-CERTAIN = 0.02
+# Scores with a median standard error above this, in nats and for the sum over shards, are computed from more rows.
+# Judgement: an error of the log density of this size moves a posterior mean by at most so many sds.
+_CERTAIN = 0.02
+# Draws at which the influence of each row is computed. Judgement: a row's remainder differs in size from draw to draw,
+# and probabilities need it up to a factor only.
+_PILOTS = 4
 # The log density at a centre where it cannot be computed: below any other, and finite, so that sums are. Judgement.
 _IMPOSSIBLE = -1e100
 
@@ -88,7 +93,9 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
         provenance(model, programs, table), rows=hash_rows(table.columns, table.hash_key), study=draws.made_of.study
     )
     size = block_size(programs, table.columns, table.num_rows, _POINTS_AT_ONCE)
-    made = answer_columns(programs, table.columns, draws, part, Asking(size, made_of, exact))
+    # How many rows other sites have is not known: as many, as far as that goes.
+    asking = Asking(size, made_of, exact, share=1 / num_shards)
+    made = answer_columns(programs, table.columns, draws, part, asking)
     logger.info("%s", made.account)
     return made
 
@@ -107,12 +114,20 @@ class Asking:
     points_at_once: int = _POINTS_AT_ONCE
     # Whether the rows have been checked against the support before.
     checked: bool = False
-    # Scores with a larger median standard error, in nats, are computed from more rows.
-    certain: float = CERTAIN
-    # The part of all shards' rows that these are.
+    # The part of all shards' rows that these are, as far as it is known.
     share: float = 1.0
     # Taylor expansions from earlier rounds.
     memory: ExpansionCache = dataclasses.field(default_factory=ExpansionCache)
+
+    @property
+    def certain(self) -> float:
+        """Scores with a larger median standard error, in nats, are computed from more rows."""
+        return _CERTAIN * math.sqrt(self.share)
+
+    def sizes(self, num_rows: int) -> list[int]:
+        """The sizes of subsamples to try."""
+        # Twice the share: half of all rows get the usual subsample.
+        return sizes_of_parts(num_rows, min(2 * self.share, 1.0))
 
 
 def answer_columns(programs: Programs, columns: Columns, draws: Draws, part: Part, asking: Asking) -> Scores:
@@ -152,8 +167,7 @@ def scores_of(
 
 def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
     """Scores, derivatives and moments, by Taylor expansions where they are accurate enough."""
-    tall = subposterior.num_rows >= TALL and not asking.exact
-    made = by_expansions(subposterior, draws, shard, asking) if tall else None
+    made = None if asking.exact else by_expansions(subposterior, draws, shard, asking)
     return made if made is not None else _by_all_rows(subposterior, draws, asking)
 
 
@@ -175,12 +189,14 @@ def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> An
 
 def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
     """The answers by Taylor expansions about the centres; None if no size of subsamples is accurate enough."""
+    if not asking.sizes(subposterior.num_rows):
+        return None
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
-    for size in sizes_of_parts(subposterior.num_rows, asking.share):
-        rng = generator(jax.random.fold_in(key, shard))
-        near = expand(subposterior, places, wholes, rng, size)
+    key = jax.random.fold_in(key, shard)
+    for samples in _subsamples(subposterior, draws, places, key, asking):
+        near = expand(places, wholes, samples)
         if not all(around.is_alike for around in near):
             continue
         values, errors = _scored(near, draws.theta)
@@ -193,9 +209,24 @@ def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: 
                 )
             )
             moments = _expected(near, draws, asking) if len(draws.base) else None
-            rows = _variation(subposterior, draws.centres[0], centres.gradient[0], near[0].rows, draws.form)
+            rows = _variation(subposterior, draws.centres[0], centres.gradient[0], near[0].samples.together, draws.form)
             return checked(Answers(_finite(values), errors, centres, rows, moments, False))
     return None
+
+
+def _subsamples(
+    subposterior: Subposterior, draws: Draws, centres: np.ndarray, key: jax.Array, asking: Asking
+) -> Iterator[Subsamples]:
+    """Subsamples to be tried in this order: a uniform one, and where it is not enough, larger ones by influence."""
+    sizes = asking.sizes(subposterior.num_rows)
+    yield uniform(subposterior, sizes[0], PARTS, generator(key))
+    rng = generator(jax.random.fold_in(key, SeedStream.PARTS))
+    pilots = mapped(draws.gaussians, rng.standard_normal((_PILOTS, draws.space.dim)))
+    means = np.asarray(draws.gaussians.means)
+    near = [pilots[np.argmin(np.sum((means - centre) ** 2, axis=1))] for centre in centres]
+    each = [subposterior.influence(centre, some) for centre, some in zip(centres, near, strict=True)]
+    for size in sizes:
+        yield by_influence(subposterior, np.mean(each, axis=0), size, PARTS, rng)
 
 
 def _variation(

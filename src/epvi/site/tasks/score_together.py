@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.structures import WHOLE
-from epvi.site.derivatives.expansion import TALL, Taylor
+from epvi.site.derivatives.expansion import Taylor
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.passes import Programs
@@ -23,7 +23,7 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.score import CERTAIN, Answers, Asking, by_expansions, checked, scores_of
+from epvi.site.tasks.score import Answers, Asking, by_expansions, checked, scores_of
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part
@@ -36,11 +36,10 @@ def answer_together(
     parts: Sequence[Part],
     draws: Draws,
     asking: Asking,
-    all_rows: int,
 ) -> list[Scores] | None:
-    """The scores of shards whose rows lie one after the other; `all_rows` is the number of rows of all shards."""
+    """The scores of shards whose rows lie one after the other."""
     start, num_rows = time.perf_counter(), sum(sizes)
-    if draws.form is not WHOLE or num_rows < TALL or asking.exact:
+    if draws.form is not WHOLE or asking.exact or not asking.sizes(num_rows):
         return None
     window = block_size(programs, columns, num_rows, 1)
     windows = Windows.of(np.array(sizes), window, max(sizes))
@@ -50,10 +49,7 @@ def answer_together(
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         own = [_taylors(each, centre) for centre in draws.centres]
         memory = ExpansionCache(known=[(one.centre[0], _summed(one)) for one in own])
-        share = num_rows / all_rows
-        # Twice the share: half of the posterior's rows get the usual subsample, as one of two shards does.
-        asked = dataclasses.replace(asking, memory=memory, certain=CERTAIN * np.sqrt(share), share=min(2 * share, 1.0))
-        made = by_expansions(batch, draws, parts[0].shard, asked)
+        made = by_expansions(batch, draws, parts[0].shard, dataclasses.replace(asking, memory=memory))
         if made is None:
             return None
         products, prior = each.spread(draws.centres[0]), each.prior_alone(own[0].centre, np.arange(len(parts)))[1]
