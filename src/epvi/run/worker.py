@@ -19,6 +19,7 @@ from epvi.ground.verb import at_work
 from epvi.run.row_files import MappedRows
 from epvi.run.scoring import Scoring
 from epvi.site.derivatives.expansion_cache import ExpansionCache
+from epvi.site.derivatives.expansions_cache import ExpansionsCache
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.model.model import Model
@@ -144,13 +145,16 @@ def answer_batch(
     share: float,
 ) -> list[Scores] | None:
     """The scores of several shards, computed together; None if each is to answer alone."""
+    first = rows[0]
+    file = first.folder / f"expansions-batch-{parts[0].shard}.npz" if isinstance(first, MappedRows) else None
+    known = ExpansionsCache(file)
     columns, sizes = _joined(rows)
     plan = job.plan
     with _at_work(job, "the scores"):
         programs = programs_of(model_of(job.model), columns)
         points = plan.inference.points_at_once
         asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True, share=share)
-        return answer_together(programs, columns, sizes, parts, draws, asking)
+        return answer_together(programs, columns, sizes, parts, draws, asking, known)
 
 
 # Token of the call for which this process worked last.

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from epvi.site.derivatives.expansion import Taylor
 
 # Largest squared distance δᵀ|H|δ at which an expansion is reused: half a standard deviation of the subposterior.
 # Judgement; the error is estimated again whenever an expansion is used.
-_NEAR = 0.25
+NEAR = 0.25
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,7 +33,7 @@ class ExpansionCache:
         """The nearest known point with its expansion; None if it is too far."""
         self._read()
         found = [(float(taylor.distances(point - centre)), i) for i, (centre, taylor) in enumerate(self.known)]
-        if not found or min(found)[0] > _NEAR:
+        if not found or min(found)[0] > NEAR:
             return None
         return self.known[min(found)[1]]
 
@@ -42,11 +43,7 @@ class ExpansionCache:
         if self.file is None:
             return
         arrays = {f"{name}{i}": x for i, (c, t) in enumerate(self.known) for name, x in _named(c, t).items()}
-        part = self.file.with_name(f"{self.file.stem}-{secrets.token_hex(4)}.npz")
-        with contextlib.suppress(OSError):
-            # Failing to write is harmless: the next round makes one more pass.
-            np.savez(part, allow_pickle=False, **arrays)
-            os.replace(part, self.file)
+        write_arrays(self.file, arrays)
 
     def _read(self) -> None:
         if self.known or self.file is None or not self.file.exists():
@@ -55,6 +52,14 @@ class ExpansionCache:
             for i in range(sum(name.startswith("centre") for name in arrays)):
                 taylor = Taylor(float(arrays[f"value{i}"]), arrays[f"gradient{i}"], arrays[f"hessian{i}"])
                 self.known.append((arrays[f"centre{i}"], taylor))
+
+
+def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write named arrays by atomic rename; failing to is harmless, since the next round then makes one more pass."""
+    part = file.with_name(f"{file.stem}-{secrets.token_hex(4)}.npz")
+    with contextlib.suppress(OSError):
+        np.savez(part, allow_pickle=False, **arrays)
+        os.replace(part, file)
 
 
 def _named(centre: np.ndarray, taylor: Taylor) -> dict[str, np.ndarray]:

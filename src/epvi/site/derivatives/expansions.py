@@ -29,6 +29,12 @@ class Taylors:
         bent = np.matmul(delta, self.hessian)
         return self.value[:, None] + np.einsum("nqd,nqd->nq", delta, self.gradient[:, None] + 0.5 * bent)
 
+    def moved(self, point: Float[np.ndarray, " d"]) -> "Taylors":
+        """The same quadratic functions, expanded about one point."""
+        bent = np.einsum("nij,nj->ni", self.hessian, point - self.centre)
+        value = self.at(np.broadcast_to(point, (len(self.value), 1, len(point))))[:, 0]
+        return Taylors(np.broadcast_to(point, self.centre.shape), value, self.gradient + bent, self.hessian)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Expansions:

@@ -85,6 +85,24 @@ class Programs(Held):
         """Per point and row of a block: the log likelihood, (K, n)."""
         return self._once("rows", jax.vmap(self.target.log_likelihood, (0, None)))
 
+    def by_part(self, count: int, size: int) -> Callable:
+        """Per point: weighted sums of the rows' log likelihoods, (K, count + 1).
+
+        They are over each of `count` consecutive parts of `size` rows, and over all rows behind these.
+        """
+        return self._once(("by part", count, size), functools.partial(self._by_part, count, size))
+
+    def _by_part(self, count: int, size: int, theta: Any, rows: Any, weights: Any) -> Any:
+        dtype = rows_dtype(kind_of(rows))
+
+        def sums(point: Any) -> Any:
+            found = self.target.log_likelihood(point.astype(dtype), rows).astype(jnp.float64)
+            found = jnp.where(weights > 0, weights * found, 0.0)
+            parts = jnp.sum(found[: count * size].reshape(count, size), axis=1)
+            return jnp.append(parts, jnp.sum(found[count * size :]))
+
+        return jax.vmap(sums)(theta)
+
     def outer(self) -> Callable:
         """At one point: the sum over a block's rows of the outer products of their score vectors, (d, d)."""
         return self._once("outer", self._outer)

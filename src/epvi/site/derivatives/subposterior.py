@@ -23,7 +23,7 @@ from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import DIAGONALS, WHOLE
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, promotion_allowed
-from epvi.site.derivatives.passes import Pass, Programs, kind_of, rows_dtype
+from epvi.site.derivatives.passes import Pass, Programs
 from epvi.site.derivatives.prior_part import Precisions, PriorPart, PriorShare
 from epvi.site.rows.columns import Columns, let_go
 
@@ -172,16 +172,18 @@ class Subposterior:
         size = self.rows_per_block
         return size * max(_WINDOW // max(sum(size * column[:1].nbytes for column in self.rows.values()), 1), 1)
 
-    def values_of_rows(self, theta: np.ndarray, batch: int) -> Float[np.ndarray, "S n"]:
-        """The log likelihood of each row at any number of points, `batch` at a time, with all rows in memory."""
+    def sums_by_part(self, theta: np.ndarray, batch: int, count: int, size: int) -> Float[np.ndarray, "S G"]:
+        """Weighted sums of the rows' log likelihoods at any number of points, with all rows in memory.
+
+        They are over each of `count` consecutive parts of `size` rows, and over the rows behind these.
+        """
+        weights = self.weight * (np.ones(self.num_rows) if self.by_row is None else self.by_row)
         short = -len(theta) % batch
         filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)])
-        dtype = np.dtype(rows_dtype(kind_of(self.rows)))
-        made = []
         with jax.enable_x64(True), promotion_allowed():
-            for part in np.split(filled, len(filled) // batch):
-                made.append(np.asarray(self.programs.rows()(part.astype(dtype), self.rows), np.float64))
-        return np.concatenate(made)[: len(theta)]
+            program, rows = self.programs.by_part(count, size), jax.device_put(self.rows)
+            made = [program(part, rows, weights) for part in np.split(filled, len(filled) // batch)]
+            return np.concatenate(made)[: len(theta)]
 
     def influence(self, centre: Float[np.ndarray, " d"], theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " N"]:
         """How much each row matters for an expansion about the centre, relative to the average row.

@@ -38,13 +38,8 @@ class Subsamples:
     def values(self, theta: Float[np.ndarray, "S d"], batch: int) -> Float[np.ndarray, "G S"]:
         """Log p_m at any number of points, `batch` at a time, estimated from each subsample."""
         count, whole = len(self.parts), self.together
-        weights = whole.weight * (np.ones(whole.num_rows) if whole.by_row is None else whole.by_row)
-        own = count * self.parts[0].num_rows
-        rows = whole.values_of_rows(theta, batch)
-        each = (rows[:, :own] * weights[:own]).reshape(len(theta), count, -1).sum(axis=2)
-        used = weights[own:] > 0
-        sure = rows[:, own:][:, used] @ weights[own:][used]
-        return whole.without_its_rows().value(theta, batch) + sure + count * each.T
+        sums = whole.sums_by_part(theta, batch, count, self.parts[0].num_rows)
+        return whole.without_its_rows().value(theta, batch) + sums[:, -1] + count * sums[:, :-1].T
 
 
 def uniform(subposterior: Subposterior, num_rows: int, count: int, rng: np.random.Generator) -> Subsamples:

@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 
@@ -53,7 +52,7 @@ class Inference(abc.ABC):
         return False
 
     def fit_together(
-        self, subposteriors: Subposteriors, *, common: jax.Array, keys: Sequence[jax.Array]
+        self, subposteriors: Subposteriors, *, common: jax.Array, keys: jax.Array
     ) -> list[LocalFit | None]:
         """Fit several shards at once; None for each shard that `fit` is to fit alone, by default all of them.
 

@@ -12,7 +12,6 @@ default a component is kept only if it raises the Monte Carlo estimate of the EL
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -29,7 +28,7 @@ from epvi.site.fit.newton import Tolerances
 from epvi.site.fit.nvi_run import Fitting, worth
 from epvi.site.fit.regular import RegularShards
 from epvi.site.fit.sweeps import Sweeps
-from epvi.site.rows.columns import Columns, generator
+from epvi.site.rows.columns import Columns, generator, generators
 
 # By default covariances are full up to this dimension, diagonal above. Judgement: full Hessians cost d times as much.
 _FULL_UP_TO = 100
@@ -99,7 +98,7 @@ class NVI(Inference):
                 ) from error
 
     def fit_together(
-        self, subposteriors: Subposteriors, *, common: jax.Array, keys: Sequence[jax.Array]
+        self, subposteriors: Subposteriors, *, common: jax.Array, keys: jax.Array
     ) -> list[LocalFit | None]:
         """Fit the shards that have one mode and are close to Gaussian there; see `regular.py`."""
         d, structure = subposteriors.dim, self._structure(subposteriors.dim)
@@ -114,7 +113,7 @@ class NVI(Inference):
         )
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             try:
-                return work.fit([generator(key) for key in keys])
+                return work.fit(generators(keys))
             except np.linalg.LinAlgError:
                 return [None] * subposteriors.num_shards
 

@@ -6,6 +6,7 @@ costs what its passes over the rows cost, whatever the number of shards. What a 
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +32,10 @@ _LOG_2PI = float(np.log(2 * np.pi))
 _MOST_STEPS, _MORE_STEPS = 30, 15
 # Draws at which values are computed in one pass over the rows. Judgement: it bounds the memory of a block.
 _DRAWS_AT_ONCE = 64
-# A regular shard is recognised with a fraction of the draws that `num_draws` allows: 64 of 256. Judgement: their ELBO
-# has a standard error far below half a nat.
-_FEWER_DRAWS = 4
+# A regular shard is recognised with a fraction of the draws that `num_draws` allows, 64 of 256 at most, fewer with a
+# smaller share of the prior, and at least this many. Judgement: what is tolerable grows with the number of shards, and
+# the ELBO's standard error is far below it.
+_FEWER_DRAWS, _LEAST_DRAWS = 4, 16
 # Rows of the parts of a shard on which remainders are computed: a share of its rows, at least so many per parameter (so
 # that the Hessians of parts and of all rows differ by less than a factor of two, by the Marchenko-Pastur law), and at
 # most 512 in each part, as on a shard with many rows. Judgement.
@@ -124,12 +126,12 @@ class RegularShards:
                 thinned = sub.thinned(shards, chosen)
                 own, loose = np.arange(len(shards)), self.precision._replace(tolerance=NEAR_ENOUGH)
                 if i == 0:
-                    self._search(ends, thinned, shards, own)
+                    self._search(ends, thinned, shards, own, loose)
                 else:
                     self._follow(ends, thinned, shards, own, loose)
         plain = np.array([m for m in range(count) if not steps[m]], int)
         if len(plain):
-            self._search(ends, sub, plain, plain)
+            self._search(ends, sub, plain, plain, self.precision)
         rest = np.array([m for m in range(count) if steps[m] and ends.good[m]], int)
         for tall in (False, True):
             some = rest[(sub.sizes[rest] >= TALL) == tall]
@@ -137,11 +139,13 @@ class RegularShards:
                 self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
         return ends
 
-    def _search(self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray) -> None:
+    def _search(
+        self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
+    ) -> None:
         """Climb from several starts; the shards are number `own` of `sub`."""
         k, d = self.num_starts, sub.dim
         starts = np.tile(scaled_starts(self.starts)[:k], (len(shards), 1))
-        found = self._climbed(sub, np.repeat(own, k), starts, self.precision, _MOST_STEPS)
+        found = self._climbed(sub, np.repeat(own, k), starts, precision, _MOST_STEPS)
         points = found.points.reshape(-1, k, d)
         fine = np.all((found.converged & found.concave).reshape(-1, k), axis=1)
         one = Climbed(*(part.reshape(-1, k, *part.shape[1:])[:, 0] for part in found))
@@ -180,7 +184,7 @@ class RegularShards:
         precisions, guarded = packing.guarded(curvature, self.precision.floor)
         roots = packing.covariance_root(precisions)
         # A few draws show whether one Gaussian is enough.
-        z = np.stack([base_draws(rngs[m], max(self.num_draws // _FEWER_DRAWS, 8), d) for m in shards])
+        z = np.stack([base_draws(rngs[m], self._enough_draws, d) for m in shards])
         drawn = np.stack([packing.rooted(root[None], one) for root, one in zip(roots, z, strict=True)])
         values, doubt = self._values(shards, at, at.centre[:, None] + drawn, rngs)
         log_dets = np.asarray(packing.log_det(precisions, d))
@@ -199,6 +203,12 @@ class RegularShards:
             passes, seconds = self._effort(int(shards[i]))
             fits[i] = LocalFit(mixture, status, (float(bounds[i]),), elbo, float(made.gap[i]), passes, seconds)
         return fits
+
+    @property
+    def _enough_draws(self) -> int:
+        """A power of two, in proportion to the largest share of the prior."""
+        most, share = max(self.num_draws // _FEWER_DRAWS, 8), float(np.max(self.subposteriors.shares))
+        return min(max(2 ** math.ceil(math.log2(self.num_draws * share)), _LEAST_DRAWS), most)
 
     def _effort(self, m: int) -> tuple[int, float]:
         """Passes over the rows of a shard, and its part of the time of all passes."""

@@ -90,6 +90,11 @@ def generator(key: jax.Array) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist())
 
 
+def generators(keys: jax.Array) -> list[np.random.Generator]:
+    """The generator of each of several JAX keys."""
+    return [np.random.default_rng(words) for words in np.asarray(jax.random.key_data(keys)).tolist()]
+
+
 class RowsFile(mmap.mmap):
     """A read-only memory map of a file of rows, whose pages `let_go` may release; they are read again on access."""
 

@@ -85,10 +85,11 @@ class FitPlan:
     # Key of the hash of the rows.
     hash_key: str = ""
 
-    def keys(self, part: Part) -> dict[str, jax.Array]:
-        """The random key that all shards share, and that of one shard."""
+    def keys(self, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array]:
+        """The random key that all shards share, and those of some shards."""
         key = jax.random.wrap_key_data(jnp.asarray(self.key))
-        return {"common": jax.random.fold_in(key, SeedStream.COMMON), "key": jax.random.fold_in(key, part.shard)}
+        shards = jnp.array([part.shard for part in parts], jnp.uint32)
+        return jax.random.fold_in(key, SeedStream.COMMON), jax.vmap(jax.random.fold_in, (None, 0))(key, shards)
 
     def provenance(self) -> Provenance:
         """The provenance of a fit by this plan, without the hash of its rows."""
@@ -141,7 +142,8 @@ def fit_columns(
     together = None if tried else fit_regular(programs, columns, [part], [subposterior.num_rows], plan)[0]
     if together is not None:
         return together
-    made = plan.inference.fit(subposterior.bounded(), columns, **plan.keys(part))
+    common, (key,) = plan.keys([part])
+    made = plan.inference.fit(subposterior.bounded(), columns, common=common, key=key)
     return _shard_fit(programs, columns, part, plan, made, time.perf_counter() - start)
 
 
@@ -161,8 +163,8 @@ def fit_regular(
     window = block_size(programs, columns, sum(sizes), 1)
     windows = Windows.of(np.array(sizes), window, max(sizes))
     subposteriors = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)), report=report)
-    keys = [plan.keys(part) for part in parts]
-    made = plan.inference.fit_together(subposteriors, common=keys[0]["common"], keys=[one["key"] for one in keys])
+    common, keys = plan.keys(parts)
+    made = plan.inference.fit_together(subposteriors, common=common, keys=keys)
     fits: list[ShardFit | None] = []
     for part, fit, begin, size in zip(parts, made, windows.bounds[:-1], sizes, strict=True):
         own = {name: column[begin : begin + size] for name, column in columns.items()}

@@ -18,6 +18,7 @@ from epvi.gaussian.structures import WHOLE
 from epvi.site.derivatives.expansion import Taylor
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions import Taylors
+from epvi.site.derivatives.expansions_cache import ExpansionsCache, summed
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
@@ -36,8 +37,9 @@ def answer_together(
     parts: Sequence[Part],
     draws: Draws,
     asking: Asking,
+    known: ExpansionsCache,
 ) -> list[Scores] | None:
-    """The scores of shards whose rows lie one after the other."""
+    """The scores of shards whose rows lie one after the other; `known` are expansions from earlier rounds."""
     start, num_rows = time.perf_counter(), sum(sizes)
     if draws.form is not WHOLE or asking.exact or not asking.sizes(num_rows):
         return None
@@ -47,42 +49,34 @@ def answer_together(
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
     batch = Subposterior.of(programs, columns, sum((part.prior for part in parts), Fraction(0)), asking.rows_per_block)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        own = [_taylors(each, centre) for centre in draws.centres]
-        memory = ExpansionCache(known=[(one.centre[0], _summed(one)) for one in own])
+        own = [known.about(each, centre) for centre in draws.centres]
+        memory = ExpansionCache(known=[(one.centre[0], summed(one)) for one in own])
         made = by_expansions(batch, draws, parts[0].shard, dataclasses.replace(asking, memory=memory))
         if made is None:
             return None
-        products, prior = each.spread(draws.centres[0]), each.prior_alone(own[0].centre, np.arange(len(parts)))[1]
+        products, first = known.spread(each, own[0]), own[0].moved(draws.centres[0])
+        prior = each.prior_alone(first.centre, np.arange(len(parts)))[1]
         answers = _allotted(own, made, draws, np.array(sizes) / num_rows)
     seconds = time.perf_counter() - start
     scores = []
     for m, (part, size, answer) in enumerate(zip(parts, sizes, answers, strict=True)):
-        rows = Variation(own[0].gradient[m] - prior[m], products[m])
+        rows = Variation(first.gradient[m] - prior[m], products[m])
         effort = int(each.passes[m]), seconds * size / num_rows
         scores.append(scores_of(programs, size, draws, part, asking, checked(answer._replace(rows=rows)), effort))
     return scores
 
 
-def _taylors(each: Subposteriors, centre: Float[np.ndarray, " d"]) -> Taylors:
-    """The expansion of every shard about one centre."""
-    centres = np.tile(centre, (each.num_shards, 1))
-    return Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
-
-
-def _summed(one: Taylors) -> Taylor:
-    return Taylor(float(np.sum(one.value)), np.sum(one.gradient, axis=0), np.sum(one.hessian, axis=0))
-
-
 def _allotted(own: list[Taylors], made: Answers, draws: Draws, shares: Float[np.ndarray, " B"]) -> list[Answers]:
     """The answers of each shard: its own expansions, and its share of what they leave over in the whole batch."""
-    whole = [_summed(one) for one in own]
+    whole = [summed(one) for one in own]
+    moved = [one.moved(centre) for one, centre in zip(own, draws.centres, strict=True)]
     distance = [taylor.distances(draws.theta - one.centre[0]) for taylor, one in zip(whole, own, strict=True)]
     values = _expanded(own, draws.theta, np.argmin(distance, axis=0))
     left = made.values - np.sum(values, axis=0)
     moments = None if made.moments is None else _moments(own, whole, made.moments, draws, shares)
     answers = []
     for m, share in enumerate(shares):
-        centres = Derivatives(*(np.stack([getattr(one, name)[m] for one in own]) for name in Derivatives._fields))
+        centres = Derivatives(*(np.stack([getattr(one, name)[m] for one in moved]) for name in Derivatives._fields))
         rest = made._replace(values=values[m] + share * left, errors=made.errors * np.sqrt(share), centres=centres)
         answers.append(rest._replace(moments=None if moments is None else moments[m]))
     return answers

@@ -1,0 +1,70 @@
+"""Caches the Taylor expansions of a batch of shards, so that later rounds near the same point need no new pass.
+
+Stores, by point, the expansions of all shards about it and the sums of outer products of their rows' score vectors
+there, in memory or in a file that other processes read as well.
+"""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from epvi.site.derivatives.expansion import Taylor
+from epvi.site.derivatives.expansion_cache import NEAR, write_arrays
+from epvi.site.derivatives.expansions import Taylors
+from epvi.site.derivatives.subposteriors import Subposteriors
+
+_FIELDS = ("centre", "value", "gradient", "hessian")
+
+
+@dataclasses.dataclass(eq=False)
+class ExpansionsCache:
+    """The known expansions of a batch."""
+
+    # Where they are stored; None for memory only.
+    file: Path | None = None
+    # The expansions, each of all shards about one point.
+    known: list[Taylors] = dataclasses.field(default_factory=list)
+    # The sums of outer products at the first of these points.
+    products: Float[np.ndarray, "B d d"] | None = None
+
+    def about(self, each: Subposteriors, point: Float[np.ndarray, " d"]) -> Taylors:
+        """The expansions of all shards about a point, or known ones about a point near it."""
+        self._read()
+        for one in self.known:
+            if float(summed(one).distances(point - one.centre[0])) <= NEAR:
+                return one
+        centres = np.tile(point, (each.num_shards, 1))
+        made = Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
+        self.known.append(made)
+        self._write()
+        return made
+
+    def spread(self, each: Subposteriors, one: Taylors) -> Float[np.ndarray, "B d d"]:
+        """The sums of outer products at the point of known expansions."""
+        if one is not self.known[0]:
+            return each.spread(one.centre[0])
+        if self.products is None:
+            self.products = each.spread(one.centre[0])
+            self._write()
+        return self.products
+
+    def _write(self) -> None:
+        if self.file is None:
+            return
+        arrays = {f"{name}{i}": getattr(one, name) for i, one in enumerate(self.known) for name in _FIELDS}
+        write_arrays(self.file, arrays if self.products is None else arrays | {"products": self.products})
+
+    def _read(self) -> None:
+        if self.known or self.file is None or not self.file.exists():
+            return
+        with np.load(self.file, allow_pickle=False) as arrays:
+            for i in range(sum(name.startswith("centre") for name in arrays)):
+                self.known.append(Taylors(*(arrays[f"{name}{i}"] for name in _FIELDS)))
+            self.products = dict(arrays).get("products")
+
+
+def summed(one: Taylors) -> Taylor:
+    """The expansion of the sum over shards."""
+    return Taylor(float(np.sum(one.value)), np.sum(one.gradient, axis=0), np.sum(one.hessian, axis=0))
