@@ -39,9 +39,9 @@ from epvi.wire.shard_fit import Part, ShardFit
 # Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
 # Least and most rows of a batch of shards that are fitted together, and the usual number of batches. Judgement: the
-# calls of a batch, about 0.1 s, cost as much as a few passes over 131,072 rows, and eight batches keep up to eight
-# workers busy; with more rows there are more of them.
-_ROWS_PER_BATCH, _MOST_ROWS_PER_BATCH, _USUAL_BATCHES = 2**17, 2**19, 8
+# calls of a batch, about 0.1 s, cost as much as a few passes over 131,072 rows; two batches keep two workers busy even
+# with fewer rows, and eight batches up to eight; with more rows there are more of them.
+_ROWS_PER_BATCH, _MOST_ROWS_PER_BATCH, _FEWEST_BATCHES, _USUAL_BATCHES = 2**17, 2**19, 2, 8
 # Worker processes that a shard may lose before it fails: after the second one, the shard itself is probably the cause.
 _MOST_DEATHS = 2
 
@@ -270,7 +270,7 @@ def _batch_of(sizes: Int[np.ndarray, " M"]) -> Int[np.ndarray, " M"]:
     """The number of the batch of each shard: batches are consecutive shards with about equally many rows in all."""
     total = int(np.sum(sizes))
     few, many = total // _ROWS_PER_BATCH, total // _MOST_ROWS_PER_BATCH
-    count = max(min(2 ** int(np.log2(max(few, 1))), _USUAL_BATCHES), many)
+    count = max(min(2 ** int(np.log2(max(few, _FEWEST_BATCHES))), _USUAL_BATCHES), many)
     middle = np.cumsum(sizes) - 0.5 * sizes
     return (middle * count / total).astype(np.int64)
 

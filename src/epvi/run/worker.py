@@ -99,11 +99,12 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
 
 def _joined(rows: Sequence[MappedRows | HeldRows]) -> tuple[Columns, list[int]]:
     """The rows of several shards, one shard after the other, and how many each has; mapped rows are not copied."""
-    each = [own.columns() for own in rows]
-    sizes = [len(next(iter(columns.values()))) for columns in each]
     first, last = rows[0], rows[-1]
     if isinstance(first, MappedRows) and isinstance(last, MappedRows):
+        sizes = [own.part.stop - own.part.start for own in rows if isinstance(own, MappedRows)]
         return dataclasses.replace(first, part=slice(first.part.start, last.part.stop)).columns(), sizes
+    each = [own.columns() for own in rows]
+    sizes = [len(next(iter(columns.values()))) for columns in each]
     return {name: np.concatenate([columns[name] for columns in each]) for name in each[0]}, sizes
 
 

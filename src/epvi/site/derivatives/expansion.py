@@ -24,11 +24,11 @@ from epvi.site.derivatives.subsamples import Subsamples
 
 # Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
 PARTS = 8
-# Rows of a subsample at first. Judgement: 8 of them are 4,096 rows, whose pass is short.
+# Rows of a subsample of a fit. Judgement: 8 of them are 4,096 rows, whose pass is short.
 ROWS_PER_PART = 512
-# Least number of rows of a subsample, if it is one of several shards' together. Judgement: their Hessian is compared
-# with that of all rows.
-_LEAST_ROWS_PER_PART = 64
+# Rows of a subsample at first when draws are scored, with half or more of all rows, and the least number with fewer.
+# Judgement: 2,048 draws are scored on all of them, and larger ones follow where their error is too large.
+_SCORED_ROWS, _LEAST_ROWS_PER_PART = 256, 64
 # Least number of rows of a "tall" shard, whose fit uses expansions: 8 times the rows of the subsamples, 32,768. Below,
 # a pass over all rows costs about as much. Judgement.
 TALL = 8 * PARTS * ROWS_PER_PART
@@ -150,7 +150,7 @@ def sizes_of_parts(num_rows: int, share: float = 1.0) -> list[int]:
     `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more. Sizes
     are powers of two, so that few programs are compiled.
     """
-    first = max(ROWS_PER_PART * share, _LEAST_ROWS_PER_PART)
+    first = max(_SCORED_ROWS * share, _LEAST_ROWS_PER_PART)
     sizes, size = [], 2 ** math.ceil(math.log2(first))
     while _SPARED * PARTS * size <= num_rows:
         sizes.append(size)

@@ -173,7 +173,7 @@ def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking)
 
 def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> Answers:
     """The answers with all rows at every draw."""
-    values = _finite(subposterior.value(draws.theta, _DRAWS_AT_ONCE))
+    values = finite(subposterior.value(draws.theta, _DRAWS_AT_ONCE))
     centres = _curve(subposterior, draws.centres, draws.form, asking.points_at_once)
     moments = None
     if len(draws.base):
@@ -210,7 +210,7 @@ def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: 
             )
             moments = _expected(near, draws, asking) if len(draws.base) else None
             rows = _variation(subposterior, draws.centres[0], centres.gradient[0], near[0].samples.together, draws.form)
-            return checked(Answers(_finite(values), errors, centres, rows, moments, False))
+            return checked(Answers(finite(values), errors, centres, rows, moments, False))
     return None
 
 
@@ -284,7 +284,7 @@ def _derivatives(curve: Curve) -> Derivatives:
     return Derivatives(curve.value, curve.gradient, curve.hessian)
 
 
-def _finite(values: np.ndarray) -> np.ndarray:
+def finite(values: np.ndarray) -> np.ndarray:
     """Log densities with minus infinity in place of NaN and infinities."""
     return np.where(np.isfinite(values), values, -math.inf)
 

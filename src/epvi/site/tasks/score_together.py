@@ -1,9 +1,10 @@
 """Answers of several shards together, in a few passes over all their rows.
 
 Takes the rows of several shards and `Draws`; gives the `Scores` of each shard, or None: then the shards answer alone
-(`score.py`). Each shard's Taylor expansions about the centres come from its own rows. What they leave over is estimated
-for all shards of the batch together, on subsamples of their rows, and allotted to them by their numbers of rows: the
-posterior needs the sum over shards, and it is the standard error of the sum that counts.
+(`score.py`). Where rows are few, all are used at every draw. Otherwise each shard's Taylor expansions about the centres
+come from its own rows. What they leave over is estimated for all shards of the batch together, on subsamples of their
+rows, and allotted to them by their numbers of rows: the posterior needs the sum over shards, and it is the standard
+error of the sum that counts.
 """
 
 import dataclasses
@@ -24,10 +25,16 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.score import Answers, Asking, by_expansions, checked, scores_of
+from epvi.site.tasks.score import Answers, Asking, by_expansions, checked, finite, scores_of
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part
+
+# Most values of rows of a block, at all draws together, that are in memory at once: 8 MB; and least number of draws at
+# once. Judgement.
+_MOST_VALUES, _LEAST_AT_ONCE = 2**20, 64
+# Most numbers of Hessians that are in memory at once: 32 MB. Judgement.
+_MOST_NUMBERS = 2**22
 
 
 def answer_together(
@@ -41,32 +48,94 @@ def answer_together(
 ) -> list[Scores] | None:
     """The scores of shards whose rows lie one after the other; `known` are expansions from earlier rounds."""
     start, num_rows = time.perf_counter(), sum(sizes)
-    if draws.form is not WHOLE or asking.exact or not asking.sizes(num_rows):
+    if draws.form is not WHOLE:
         return None
     window = block_size(programs, columns, num_rows, 1)
     windows = Windows.of(np.array(sizes), window, max(sizes))
     shares = np.array([float(part.prior) for part in parts])
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
-    batch = Subposterior.of(programs, columns, sum((part.prior for part in parts), Fraction(0)), asking.rows_per_block)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        own = [known.about(each, centre) for centre in draws.centres]
-        memory = ExpansionCache(known=[(one.centre[0], summed(one)) for one in own])
-        made = by_expansions(batch, draws, parts[0].shard, dataclasses.replace(asking, memory=memory))
-        if made is None:
-            return None
-        products, first = known.spread(each, own[0]), own[0].moved(draws.centres[0])
-        prior = each.prior_alone(first.centre, np.arange(len(parts)))[1]
-        answers = _allotted(own, made, draws, np.array(sizes) / num_rows)
+        answers = None
+        if not asking.exact and asking.sizes(num_rows):
+            prior = sum((part.prior for part in parts), Fraction(0))
+            batch = Subposterior.of(programs, columns, prior, asking.rows_per_block)
+            answers = _estimated(each, batch, draws, parts[0].shard, asking, known)
+        answers = [checked(one) for one in (answers or _by_all_rows(each, draws))]
     seconds = time.perf_counter() - start
-    scores = []
-    for m, (part, size, answer) in enumerate(zip(parts, sizes, answers, strict=True)):
-        rows = Variation(first.gradient[m] - prior[m], products[m])
-        effort = int(each.passes[m]), seconds * size / num_rows
-        scores.append(scores_of(programs, size, draws, part, asking, checked(answer._replace(rows=rows)), effort))
-    return scores
+    efforts = [(int(each.passes[m]), seconds * size / num_rows) for m, size in enumerate(sizes)]
+    return [
+        scores_of(programs, size, draws, part, asking, answer, effort)
+        for part, size, answer, effort in zip(parts, sizes, answers, efforts, strict=True)
+    ]
 
 
-def _allotted(own: list[Taylors], made: Answers, draws: Draws, shares: Float[np.ndarray, " B"]) -> list[Answers]:
+def _estimated(
+    each: Subposteriors, batch: Subposterior, draws: Draws, shard: int, asking: Asking, known: ExpansionsCache
+) -> list[Answers] | None:
+    """The answers by Taylor expansions; None if no size of subsamples is accurate enough."""
+    own = [known.about(each, centre) for centre in draws.centres]
+    memory = ExpansionCache(known=[(one.centre[0], summed(one)) for one in own])
+    made = by_expansions(batch, draws, shard, dataclasses.replace(asking, memory=memory))
+    if made is None:
+        return None
+    rows = _variation(each, own[0].moved(draws.centres[0]), known.spread(each, own[0]))
+    return _allotted(own, made, draws, each.sizes / batch.num_rows, rows)
+
+
+def _by_all_rows(each: Subposteriors, draws: Draws) -> list[Answers]:
+    """The answers with all rows of every shard at every draw."""
+    count, shards, d = each.num_shards, np.arange(each.num_shards), each.dim
+    at_once = max(_MOST_VALUES // each.windows.block, _LEAST_AT_ONCE)
+    pieces = [draws.theta[i : i + at_once] for i in range(0, len(draws.theta), at_once)]
+    values = [each.value(np.broadcast_to(theta, (count, *theta.shape)), shards) for theta in pieces]
+    scores = finite(np.concatenate(values, axis=1))
+    own = [
+        Taylors(centres, *each.second_order(centres, shards))
+        for centres in (np.tile(c, (count, 1)) for c in draws.centres)
+    ]
+    moments = None
+    if len(draws.base):
+        at_once = max(_MOST_NUMBERS // (count * d * d), 1)
+        found = [_mean_derivatives(each, points, at_once) for points in draws.points()]
+        moments = [
+            Expected(*(np.stack([part[m] for part in some]) for some in zip(*found, strict=True))) for m in shards
+        ]
+    rows = _variation(each, own[0], each.spread(own[0].centre[0]))
+    return [
+        Answers(
+            scores[m],
+            np.zeros(len(draws.theta)),
+            Derivatives(*(np.stack([getattr(one, name)[m] for one in own]) for name in Derivatives._fields)),
+            rows[m],
+            None if moments is None else moments[m],
+            True,
+        )
+        for m in shards
+    ]
+
+
+def _mean_derivatives(each: Subposteriors, points: Float[np.ndarray, "R d"], at_once: int) -> tuple[np.ndarray, ...]:
+    """For every shard the values at the points, and the averages of gradient and Hessian over them."""
+    count, values, slopes, bends = each.num_shards, [], 0.0, 0.0
+    for i in range(0, len(points), at_once):
+        some = points[i : i + at_once]
+        theta = np.tile(some, (count, 1))
+        value, gradient, hessian = each.second_order(theta, np.repeat(np.arange(count), len(some)))
+        values.append(value.reshape(count, -1))
+        slopes += np.sum(gradient.reshape(count, len(some), -1), axis=1)
+        bends += np.sum(hessian.reshape(count, len(some), *hessian.shape[1:]), axis=1)
+    return np.concatenate(values, axis=1), np.asarray(slopes) / len(points), np.asarray(bends) / len(points)
+
+
+def _variation(each: Subposteriors, at: Taylors, products: Float[np.ndarray, "B d d"]) -> list[Variation]:
+    """Sum and outer products of the rows' score vectors of each shard; the sum at the point of the expansions."""
+    prior = each.prior_alone(at.centre, np.arange(each.num_shards))[1]
+    return [Variation(*one) for one in zip(at.gradient - prior, products, strict=True)]
+
+
+def _allotted(
+    own: list[Taylors], made: Answers, draws: Draws, shares: Float[np.ndarray, " B"], rows: list[Variation]
+) -> list[Answers]:
     """The answers of each shard: its own expansions, and its share of what they leave over in the whole batch."""
     whole = [summed(one) for one in own]
     moved = [one.moved(centre) for one, centre in zip(own, draws.centres, strict=True)]
@@ -78,7 +147,7 @@ def _allotted(own: list[Taylors], made: Answers, draws: Draws, shares: Float[np.
     for m, share in enumerate(shares):
         centres = Derivatives(*(np.stack([getattr(one, name)[m] for one in moved]) for name in Derivatives._fields))
         rest = made._replace(values=values[m] + share * left, errors=made.errors * np.sqrt(share), centres=centres)
-        answers.append(rest._replace(moments=None if moments is None else moments[m]))
+        answers.append(rest._replace(moments=None if moments is None else moments[m], rows=rows[m]))
     return answers
 
 
