@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 
 import epvi
 from epvi.run import shards
-from epvi.run.worker import answer_shard, run_shard
+from epvi.run.worker import answer_batch, answer_shard, run_batch, run_shard
 
 QUICK = epvi.NVI(1, num_starts=2, num_draws=8)
 
@@ -59,17 +59,19 @@ def kill_this(folder, shard, times, which):
 
 
 def deadly(real, folder, when, times, job, part, *rest):
-    """Do a shard's work in a worker that is killed before it, or when it has done it and has not said so."""
+    """Do the work of a shard or a batch in a worker that is killed before it, or before it has said that it is done."""
+    shard = 2 if any(one.shard == 2 for one in (part if isinstance(part, tuple) else [part])) else 0
     if when == "before":
-        kill_this(folder, part.shard, times, real.__name__)
+        kill_this(folder, shard, times, real.__name__)
     result = real(job, part, *rest)
     if when == "after":
-        kill_this(folder, part.shard, times, real.__name__)
+        kill_this(folder, shard, times, real.__name__)
     return result
 
 
 def make_deadly(monkeypatch, folder, when="before", times=1, fitting=True, scoring=True):
-    for real, chosen in ((run_shard, fitting), (answer_shard, scoring)):
+    every = ((run_shard, fitting), (run_batch, fitting), (answer_shard, scoring), (answer_batch, scoring))
+    for real, chosen in every:
         if chosen:
             monkeypatch.setattr(shards, real.__name__, functools.partial(deadly, real, str(folder), when, times))
 

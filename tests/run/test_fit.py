@@ -19,6 +19,7 @@ import epvi
 from epvi.ground import compiled
 from epvi.models import logistic, simulate_logistic
 from epvi.run import worker
+from epvi.site.derivatives import subposteriors
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
 QUICK = epvi.NVI(2, num_starts=4, num_draws=64)
@@ -97,7 +98,7 @@ def counting(x, y=None):
 
 def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few(monkeypatch):
     counts = []
-    for num_shards in (20, 40):
+    for num_shards in (4, 40):
         TRACES.clear()
         worker.model_of.cache_clear()
         monkeypatch.setattr(compiled, "_held", OrderedDict())
@@ -106,7 +107,8 @@ def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few(monkeypa
             rows = {name: column[: 15 * num_shards] for name, column in ROWS.items()}
             epvi.fit(counting, rows, num_shards, inference=QUICK, certify=False, executor=executor)
         counts.append(len(TRACES))
-    assert counts[0] == counts[1] > 0
+    # The prior is compiled for a few numbers of points, of which few shards need not have all.
+    assert 0 < counts[0] <= counts[1] <= counts[0] + len(subposteriors._TOGETHER)
 
 
 def test_a_model_that_is_fitted_again_is_not_traced_again():

@@ -70,7 +70,7 @@ def test_a_worker_process_that_was_killed_is_a_warning_in_the_caller(listening, 
     fitted()
     fitting, scoring = said(listening, logging.WARNING)
     assert fitting.startswith("shard 2 of 3 lost its worker while it was fitted, and is run again: ")
-    assert scoring.startswith("shard 2 of 3 lost its worker while it was scored, and is run again: ")
+    assert scoring.startswith("shard 2 of 3 and 1 more lost their worker while they were scored, and are run again: ")
     assert said(listening)[0] == "90 rows in 3 shards of 30 rows each, on 2 workers of epvi's own"
 
 

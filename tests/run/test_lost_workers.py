@@ -26,7 +26,15 @@ def test_a_worker_killed_while_it_fits_and_again_while_it_scores_changes_nothing
 ):
     make_deadly(monkeypatch, tmp_path, when)
     assert same(fitted(), undisturbed)
-    assert sorted(os.listdir(tmp_path)) == ["answer_shard-0", "run_shard-0"]
+    assert sorted(os.listdir(tmp_path)) == ["answer_batch-0", "run_shard-0"]
+
+
+def test_a_worker_killed_while_it_fits_a_batch_changes_nothing(tmp_path, monkeypatch):
+    together = epvi.NVI(2, num_starts=2, num_draws=32)
+    made = epvi.fit(line, ROWS, 3, inference=together, executor=2)
+    make_deadly(monkeypatch, tmp_path)
+    assert same(epvi.fit(line, ROWS, 3, inference=together, executor=2), made)
+    assert sorted(os.listdir(tmp_path)) == ["answer_batch-0", "run_batch-0"]
 
 
 @pytest.mark.slow

@@ -82,10 +82,13 @@ class RunningShards:
         if self.done:
             logger.info("%d of %d fits were in the work folder", len(self.done), len(self.parts))
 
+        irregular: set[int] = set()
+
         def keep(group: Group, made: ShardFit | list[ShardFit | None]) -> list[Group]:
             found = made if isinstance(made, list) else [made]
-            for fit in found:
+            for part, fit in zip(group, found, strict=True):
                 if fit is None:
+                    irregular.add(part.shard)
                     continue
                 fits[fit.shard] = fit
                 logger.info("%s", fit.account)
@@ -98,10 +101,9 @@ class RunningShards:
             rows = [self.rows[part.shard] for part in group]
             if len(group) > 1:
                 return run_batch, self.job, group, rows
-            return run_shard, self.job, group[0], rows[0], group[0].shard in batched
+            return run_shard, self.job, group[0], rows[0], group[0].shard in irregular
 
         groups = self._groups(left) if self.job.plan.inference.fits_together else [(part,) for part in left]
-        batched = {part.shard for group in groups if len(group) > 1 for part in group}
         failed = self._each(Work.FIT, groups, task, keep, fits)
         if failed:
             raise explained(Work.FIT, failed, fits, {part.shard: part for part in left})
@@ -172,29 +174,31 @@ class RunningShards:
         """Run a task for each group of shards; `keep` takes its result and gives groups that are still to be run.
 
         Gives the errors by shard. A task whose worker process died is retried on another worker, with the same result.
-        When the task of several shards fails, each of them is run alone.
+        When the task of several shards fails, or has lost a second worker, each of them is run alone.
         """
         pending: dict[Future, Group] = {}
         failed: dict[int, Exception] = {}
-        deaths: Counter[int] = Counter()
+        deaths: Counter[tuple[int, int]] = Counter()
 
         def begin(group: Group) -> None:
             pending[_submit(self.executor, *task(group))] = group
 
         def again(group: Group, error: Exception) -> None:
-            shard, died = group[0].shard, isinstance(error, BrokenExecutor)
-            deaths[shard] += died
-            if len(group) == 1 and (not died or deaths[shard] >= _MOST_DEATHS):
-                failed[shard] = error
+            died, key = isinstance(error, BrokenExecutor), (group[0].shard, len(group))
+            deaths[key] += died
+            lost = not died or deaths[key] >= _MOST_DEATHS
+            if lost and len(group) == 1:
+                failed[group[0].shard] = error
                 return
             if died:
                 _log_loss(work, group, error)
             try:
-                for part in group:
-                    begin((part,))
+                for some in [(part,) for part in group] if lost else [group]:
+                    begin(some)
             except ExecutorClosedError:
                 # The executor is broken by the loss of its worker: no retry is possible.
-                failed.update({part.shard: error for part in group if (part,) not in pending.values()})
+                begun = {part.shard for some in pending.values() for part in some}
+                failed.update({part.shard: error for part in group if part.shard not in begun})
 
         try:
             for group in groups:
@@ -262,8 +266,12 @@ def _log_places(split: Split, executor: Executor | int | None) -> None:
 
 
 def _log_loss(work: Work, group: Group, error: Exception) -> None:
-    names = shown(group[0].label) + (f" (with {len(group) - 1} others)" if len(group) > 1 else "")
-    logger.warning("shard %s lost its worker while it was %s, and is run again: %s", names, work.done, error)
+    name, more = shown(group[0].label), len(group) - 1
+    if more:
+        text = "shard %s and %d more lost their worker while they were %s, and are run again: %s"
+        logger.warning(text, name, more, work.done, error)
+    else:
+        logger.warning("shard %s lost its worker while it was %s, and is run again: %s", name, work.done, error)
 
 
 def _batch_of(sizes: Int[np.ndarray, " M"]) -> Int[np.ndarray, " M"]:
