@@ -103,6 +103,7 @@ class _Host:
         assert self._process.pid is not None
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # if it has no group of its own yet
         self._process.join()
 
 
@@ -144,16 +145,19 @@ class Race:
     def _turn(self, racer: Racer, before: Result, *, warm: bool = True) -> Result:
         """The result with one more run, before which another one warms up, unless it did or `warm` is false."""
         place = racer.method, racer.work
+        limit = METHODS[racer.method].limit or self._limit
         try:
             host = self._hosts[place] = self._hosts.get(place) or _Host(*place, self._folder.name)
             if warm and racer not in host.warm:
-                host.run(racer.num_shards, self._limit)  # the process was started anew
-            seconds, answer = host.run(racer.num_shards, self._limit)
+                host.run(racer.num_shards, limit)  # the process was started anew
+            seconds, answer = host.run(racer.num_shards, limit)
             host.warm.add(racer)
+            if METHODS[racer.method].once:
+                self._hosts.pop(place).end()
             return Result((*before.seconds, seconds), answer, compiled=warm)
         except _OverError:
             self._hosts.pop(place).kill()
-            return Result(over=self._limit, failure=f"took longer than {self._limit:.0f} s")
+            return Result(over=limit, failure=f"took longer than {limit:g} s")
         except (RuntimeError, OSError) as error:
             if place in self._hosts:
                 self._hosts.pop(place).kill()
@@ -161,20 +165,17 @@ class Race:
 
 
 def _serve(pipe: Connection, method: str, work: Work, folder: str) -> None:
-    """Run the method as often as a number of shards comes, until None does."""
+    """Run the method as often as a number of shards comes, until None does or the other process ends."""
     os.setsid()  # so that all processes that it starts can be killed with it
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
     tempfile.tempdir = os.environ["TMPDIR"] = folder
     try:
         run = METHODS[method].prepare(work)
-    except ImportError as error:
-        pipe.send(f"{error.name} is not installed: pip install 'epvi[bench]'")
-        return
     except Exception as error:
         pipe.send(_sentence(error))
         return
     pipe.send((0.0, None))
-    while (num_shards := pipe.recv()) is not None:
+    while (num_shards := _received(pipe)) is not None:
         try:
             start = time.perf_counter()
             raw = run(num_shards)
@@ -184,7 +185,16 @@ def _serve(pipe: Connection, method: str, work: Work, folder: str) -> None:
             pipe.send(_sentence(error))
 
 
+def _received(pipe: Connection) -> int | None:
+    try:
+        return pipe.recv()
+    except EOFError:
+        return None
+
+
 def _sentence(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return f"{error.name} is not installed: pip install 'epvi[bench]'"
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
