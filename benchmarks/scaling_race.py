@@ -130,7 +130,11 @@ class Race:
 
         A racer whose first run leaves no time for the others within the limit is not run again: its first run counts.
         """
-        found = {racer: self._turn(racer, Result(), warm=False) for racer in racers}
+        found = {}
+        for racer in racers:
+            found[racer] = self._turn(racer, Result(), warm=False)
+            # So that somebody who waits sees what is done.
+            print(f"  {racer.work}, {racer}: {found[racer].said}", file=sys.stderr, flush=True)
         again = [racer for racer, first in found.items() if self._repeated(racer, first)]
         found |= {racer: Result() for racer in again}
         for _ in range(self._repeats):
