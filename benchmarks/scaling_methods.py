@@ -152,7 +152,7 @@ def _nuts_answer(work: Work, draws: dict[str, np.ndarray]) -> Answer:
 
 def _reference(work: Work) -> Callable[[int], Any]:
     work.rows()
-    return lambda _: scaling_reference.reference(work)
+    return lambda _: scaling_reference.cached(work)
 
 
 def _reference_answer(work: Work, found: scaling_reference.Reference) -> Answer:

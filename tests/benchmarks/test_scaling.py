@@ -48,6 +48,17 @@ def test_the_reference_of_a_regression_has_the_moments_of_a_grid():
     assert abs(found.sd[0] - np.sqrt(density @ (w - mean) ** 2)) < 4 * found.sd_error[0] < 0.2 * found.sd[0]
 
 
+def test_a_reference_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = scaling_reference.cached(WORK)
+    monkeypatch.setattr(scaling_reference, "reference", None)
+    again = scaling_reference.cached(WORK)
+    assert again.text == found.text
+    assert again.moments.names == found.moments.names == ("w[0]", "w[1]")
+    for one, other in zip(again.moments[1:], found.moments[1:], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_the_reference_of_groups_integrates_every_group():
     work = Work(GROUPS, 60, 3)
     rows, padded = work.rows(), scaling_reference._padded(work)
@@ -126,7 +137,8 @@ def test_figures_are_judged_from_above_or_below():
 
 
 @pytest.mark.slow
-def test_the_table_has_a_line_for_every_target_and_goes_on_without_peers(tmp_path, capsys):
+def test_the_table_has_a_line_for_every_target_and_goes_on_without_peers(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file = tmp_path / "scaling.csv"
     chosen = ["--only", "shards,groups", "--scale", "0.003", "--repeats", "1", "--limit", "200"]
     lines = scaling.main([*chosen, "--output", str(file)])
