@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -82,7 +83,7 @@ def cached_chains(name: str, model: epvi.Model, rows: Rows, start: Rows, lengths
         return sampler.space.constrain(kept["theta"])
 
 
-def write_arrays(file: Path, **arrays: np.ndarray) -> None:
+def write_arrays(file: Path, **arrays: Any) -> None:
     """Write an npz file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".npz")

@@ -5,7 +5,8 @@ parts). Needs the extra `bench`. Methods run in turn, in processes of their own;
 warms up. A line is the time of a fit with epvi's defaults, its ratio to the time beside it, the certificate's verdict,
 the worst error of a mean in sds of the reference, and the range of sds relative to the reference's. A target is met if
 the ratio is, the verdict is not "do not trust", and all sds are within 3 % of the reference's (beyond three of its
-Monte Carlo standard errors). "> 300": a run took longer than the limit; "cold": it left no time to be repeated.
+Monte Carlo standard errors). "> 300": a run took longer than the limit; "cold": the first run, with compilation, left
+no time for another; a target beside a cold run is open.
 
 shards    1,000,000 x 18 independent columns in 2 to 1,000 shards
 rare      indicators of categories with shares from 20 % down to 0.01 %

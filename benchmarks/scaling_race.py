@@ -128,23 +128,25 @@ class Race:
     def run(self, racers: Iterable[Racer]) -> dict[Racer, Result]:
         """Warm up every racer, then run all of them in turn, several times; the medians are of these rounds.
 
-        A racer whose first run leaves no time for the others within the limit is not run again: its first run counts.
+        A racer is run again only while that can be expected to end within the limit for all its runs together; if it
+        cannot even once, its first run counts, which is cold.
         """
-        found = {}
+        found, spent = {}, {}
         for racer in racers:
             found[racer] = self._turn(racer, Result(), warm=False)
+            spent[racer] = sum(found[racer].seconds)
             # So that somebody who waits sees what is done.
             print(f"  {racer.work}, {racer}: {found[racer].said}", file=sys.stderr, flush=True)
-        again = [racer for racer, first in found.items() if self._repeated(racer, first)]
-        found |= {racer: Result() for racer in again}
         for _ in range(self._repeats):
-            for racer in again:
-                found[racer] = found[racer] if found[racer].failure else self._turn(racer, found[racer])
+            for racer in self._again(found, spent):
+                before = found[racer] if found[racer].compiled else Result()
+                found[racer] = self._turn(racer, before)
+                spent[racer] += sum(found[racer].seconds[-1:])
         return found
 
-    def _repeated(self, racer: Racer, first: Result) -> bool:
-        once = METHODS[racer.method].once or first.failure
-        return not once and (1 + self._repeats) * first.median <= self._limit
+    def _again(self, found: Mapping[Racer, Result], spent: Mapping[Racer, float]) -> list[Racer]:
+        can = [racer for racer, result in found.items() if result.seconds and not METHODS[racer.method].once]
+        return [racer for racer in can if spent[racer] + found[racer].seconds[-1] <= self._limit]
 
     def _turn(self, racer: Racer, before: Result, *, warm: bool = True) -> Result:
         """The result with one more run, before which another one warms up, unless it did or `warm` is false."""

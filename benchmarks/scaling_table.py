@@ -9,14 +9,14 @@ from typing import NamedTuple
 import numpy as np
 from accuracy_scores import Score, score
 from posteriors import Moments
-from scaling_methods import Answer
+from scaling_methods import METHODS, Answer
 from scaling_race import Racer, Result
 
 from epvi.ground.text_table import lined_up
 
 # Largest relative error of an sd, beyond three Monte Carlo standard errors of the reference.
 SD_ERROR = 0.03
-MET, MISSED, SHOWN, FAILED = "met", "MISSED", "shown", "FAILED"
+MET, MISSED, SHOWN, FAILED, OPEN = "met", "MISSED", "shown", "FAILED", "open"
 
 
 class Line(NamedTuple):
@@ -92,6 +92,8 @@ def compared(
     figure, target, outcome = judged(ratio, most, "x")
     if not (beside[1].seconds or beside[1].over) and outcome == FAILED:
         outcome = SHOWN  # without its peer
+    if outcome == MET and not beside[1].compiled and not METHODS[beside[0].method].once:
+        outcome = OPEN  # the time of a cold run is too long to be compared with
     errors, answer = scored(result.answer, reference), result.answer
     faults = ["time"] if outcome == MISSED else []
     faults += _faults(answer, errors, full) if answer else []

@@ -14,7 +14,7 @@ from posteriors import Moments
 from scaling_data import CROSSED, DENSE, GROUPS, INDICATORS, NUMERIC, RARE, Work
 from scaling_methods import Answer
 from scaling_race import Race, Racer, Result
-from scaling_table import FAILED, MET, MISSED, SHOWN, compared, judged, slope
+from scaling_table import FAILED, MET, MISSED, OPEN, SHOWN, compared, judged, slope
 from scipy.special import expit
 
 from epvi.ground.float64 import promotion_allowed
@@ -113,6 +113,9 @@ def test_a_target_is_met_in_time_with_a_verdict_and_right_sds():
     assert outcome(fit, peer, 1.9) == f"{MISSED}: time"
     assert outcome(fit, peer, reference=moments(1.05)) == f"{MISSED}: sds"
     assert outcome(fit, peer, reference=moments(1.05, 0.01)) == MET  # known to 1 % only
+    cold = peer._replace(compiled=False)
+    assert outcome(fit, cold) == OPEN
+    assert outcome(fit, cold, 1.9) == f"{MISSED}: time"
     doubted = fit._replace(answer=Answer(moments(), verdict="do not trust", structure="Diagonal"))
     assert outcome(doubted, peer, full=True) == f"{MISSED}: verdict, structure"
 
