@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import scaling_methods as methods
 from scaling_data import CROSSED, DEMO, DENSE, GROUPS, INDICATORS, NUMERIC, RARE, SUSY, Work, work_of
 from scaling_race import Race, Racer, Result
-from scaling_table import MET, SHOWN, Line, compared, judged, slope
+from scaling_table import MET, OPEN, SHOWN, Line, compared, judged, slope
 
 # Fewer rows per shard, column or group are another problem: smaller runs leave such sizes out. Judgement.
 LEAST_ROWS_A_SHARD, LEAST_ROWS_A_COLUMN, LEAST_ROWS_A_GROUP = 50, 30, 10
@@ -177,8 +177,10 @@ def growth(plan: Plan) -> list[Line]:
         if not racers:
             continue
         found = plan.race(racers)
-        times = [found[racer].median for racer in racers]
+        warm = [found[racer].compiled and bool(found[racer].seconds) for racer in racers]
+        times = [found[racer].median if known else math.nan for racer, known in zip(racers, warm, strict=True)]
         figure, target, outcome = judged(slope(sizes, times), most, "")
+        outcome = outcome if all(warm) else OPEN
         shown = ", ".join(f"{size:,}: {found[racer].said}" for size, racer in zip(sizes, racers, strict=True))
         plan.notes.append(f"growth in {name}, seconds by size: {shown}")
         about = f"growth in {name}", methods.EPVI, "", f"{sizes[0]:,} to {sizes[-1]:,}", ""
