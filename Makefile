@@ -4,7 +4,7 @@ VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2
 READY := .venv/ready-$(VERSION)
 RUN := .venv/bin
 
-.PHONY: demo test test-alone test-engines test-docs test-all test-loop test-lowest sdist-check release coverage check format bench bench-tall bench-accuracy reproduce reproduce-full clean
+.PHONY: demo test test-alone test-engines test-docs test-all test-loop test-lowest sdist-check release coverage check format bench bench-tall bench-scaling bench-accuracy reproduce reproduce-full clean
 
 demo: $(READY)
 	$(RUN)/python examples/demo.py
@@ -94,6 +94,12 @@ bench: $(READY)
 bench-tall: $(READY)
 	$(RUN)/pip install --quiet --editable '.[bench]'
 	$(RUN)/python benchmarks/tall.py
+
+# What rows, shards, parameters and groups cost, beside peers: hours, unless ONLY names parts (make bench-scaling
+# ONLY=shards,rare).
+bench-scaling: $(READY)
+	$(RUN)/pip install --quiet --editable '.[bench]'
+	$(RUN)/python benchmarks/scaling.py --output scaling.csv $(if $(ONLY),--only $(ONLY))
 
 # Beside posteriors that are known; the data are not part of the project (EPVI_DATA names their folder).
 bench-accuracy: $(READY)

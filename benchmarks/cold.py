@@ -64,7 +64,7 @@ def cold(rows: Rows, seed: int, repeats: int) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         file = write_parquet(rows, folder / "rows.parquet")
-        environment = _environment(folder / "cache")
+        environment = environment_with(folder / "cache")
         arguments = [str(seed), *COLUMNS]
 
         def run(code: str, answer: str) -> None:
@@ -89,7 +89,7 @@ def cold(rows: Rows, seed: int, repeats: int) -> None:
         ratio = epvi_seconds / peer_seconds
         print(verdict(ratio <= COLD_RATIO, f"cold at most {COLD_RATIO}x scikit-learn's cold; it is {ratio:.2f}x"))
         command = [sys.executable, "-c", EPVI, str(file), str(folder / "posterior.epvi"), *arguments]
-        from_file = _peak(command, environment)
+        from_file = peak_of(command, environment)
         memory(rows, seed, from_file, environment)
 
 
@@ -109,13 +109,15 @@ def memory(rows: Rows, seed: int, from_file: Memory, environment: dict[str, str]
     print(verdict(share <= MOST_OF_DATA, said))
 
 
-def _environment(cache: Path) -> dict[str, str]:
+def environment_with(cache: Path) -> dict[str, str]:
+    """Environment of an interpreter that imports benchmarks and has an empty compilation cache."""
     cache.mkdir()
     here = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "EPVI_CACHE": str(cache), "PYTHONPATH": os.pathsep.join(here)}
 
 
-def _peak(command: Sequence[str], environment: dict[str, str]) -> Memory:
+def peak_of(command: Sequence[str], environment: dict[str, str]) -> Memory:
+    """Peak memory of a process and its children."""
     with subprocess.Popen(command, env=environment) as process, Watch(process.pid) as watch:
         process.wait()
     _check(process)

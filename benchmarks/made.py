@@ -7,6 +7,7 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -77,18 +78,18 @@ def cached_chains(name: str, model: epvi.Model, rows: Rows, start: Rows, lengths
     sampler = Sampler(model, rows, start, lengths)
     if not file.exists():
         print(f"{name}: drawing the reference by NUTS, once ({lengths.chains} x {lengths.draws:,} draws)", flush=True)
-        _write(file, sampler.draws(rows, 1.0, jax.random.key(_SEED)))
+        write_arrays(file, theta=sampler.draws(rows, 1.0, jax.random.key(_SEED)))
     with np.load(file) as kept:
         return sampler.space.constrain(kept["theta"])
 
 
-def _write(file: Path, theta: np.ndarray) -> None:
-    """Write atomically."""
+def write_arrays(file: Path, **arrays: Any) -> None:
+    """Write an npz file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=file.parent, suffix=".npz")
     try:
         with os.fdopen(handle, "wb") as opened:
-            np.savez(opened, theta=theta)
+            np.savez(opened, **arrays)
         os.replace(temporary, file)
     except BaseException:
         os.unlink(temporary)

@@ -14,14 +14,14 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import sklearn  # pyright: ignore[reportMissingImports] (only the extra `bench` has it)
+from newton import BLOCK, logistic_derivatives
 from numpyro.infer import SVI, Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoContinuous, AutoGuide, AutoMultivariateNormal, AutoNormal
-from scipy.special import expit, log_expit
+from scipy.special import log_expit
 from sklearn.linear_model import LogisticRegression  # pyright: ignore[reportMissingImports]
 
 Rows = dict[str, np.ndarray]
 
-_BLOCK = 2**15
 # The prior of `epvi.models.logistic`: alpha ~ Gamma(a, b), w ~ N(0, I/alpha).
 _A, _B = 1.0, 0.01
 # SVI has converged when its held-out NLL is within this many nats of the reference's, and all sds within this fraction.
@@ -54,12 +54,8 @@ def newton(rows: Rows) -> Fitted:
     w, step, curvature = np.zeros(x.shape[1]), np.inf, np.eye(x.shape[1])
     alpha, shape, iterations = 1.0, _A + len(w) / 2, 0
     while np.max(np.abs(step) * np.sqrt(np.diag(curvature))) > 1e-6:
-        gradient, curvature = -alpha * w, alpha * np.eye(len(w))
-        for start in range(0, len(y), _BLOCK):
-            block = x[start : start + _BLOCK].astype(np.float64)
-            p = expit(block @ w)
-            gradient += (y[start : start + _BLOCK] - p) @ block
-            curvature += (block.T * (p * (1 - p))) @ block
+        gradient, curvature = logistic_derivatives(x, y, w)
+        gradient, curvature = gradient - alpha * w, curvature + alpha * np.eye(len(w))
         step = np.linalg.solve(curvature, gradient)
         w, iterations = w + step, iterations + 1
         alpha = shape / (_B + w @ w / 2)  # the maximum over alpha, given w
@@ -86,9 +82,9 @@ def nll(gaussian: Gaussian, rows: Rows) -> float:
     """Minus the mean over rows of log ∫ p(y | x, w) N(w) dw, by quadrature over the logit, which is normal."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(9)
     total = 0.0
-    for start in range(0, len(rows["y"]), _BLOCK):
-        block = rows["x"][start : start + _BLOCK].astype(np.float64)
-        sign = 2.0 * rows["y"][start : start + _BLOCK] - 1
+    for start in range(0, len(rows["y"]), BLOCK):
+        block = rows["x"][start : start + BLOCK].astype(np.float64)
+        sign = 2.0 * rows["y"][start : start + BLOCK] - 1
         sd = np.sqrt(np.einsum("ni,ij,nj->n", block, gaussian.covariance, block, optimize=True))
         logits = (block @ gaussian.mean)[:, None] + sd[:, None] * nodes
         average = np.exp(log_expit(sign[:, None] * logits)) @ (weights / np.sum(weights))

@@ -40,7 +40,8 @@ class Moments(NamedTuple):
 
     def of(self, names: Sequence[str]) -> "Moments":
         """The moments of these scalars, in this order."""
-        index = [self.names.index(name) for name in names]
+        places = {name: i for i, name in enumerate(self.names)}
+        index = [places[name] for name in names]
         return Moments(tuple(names), *(array[index] for array in self[1:]))
 
 
