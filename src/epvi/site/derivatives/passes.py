@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.compiled import Held, kept, number_of
-from epvi.site.derivatives.linear_predictors import Predictors, find_predictors
+from epvi.site.derivatives.flat_program import Program, flattened
+from epvi.site.derivatives.gathers import Index, find_indices, first_outside
+from epvi.site.derivatives.linear_predictors import find_predictors
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.prior_part import PriorPart
-from epvi.site.derivatives.through_predictors import MOST_ARGUMENTS, Linked, per_point
+from epvi.site.derivatives.through_predictors import MOST_ARGUMENTS, Linked, each_point
 from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
 from epvi.site.model.model import Model
 from epvi.site.model.target import Target
@@ -59,6 +61,8 @@ class Programs(Held):
     _made: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # Linear predictors, by kind of block; None if there are none.
     _linked: dict[Kind, Linked | Wide | None] = dataclasses.field(default_factory=dict)
+    # The program for a kind of block, and its indices made of rows.
+    _indices: dict[Kind, tuple[Program, list[Index]]] = dataclasses.field(default_factory=dict)
 
     @property
     def num_programs(self) -> int:
@@ -85,9 +89,9 @@ class Programs(Held):
         """Per point and row of a block: the log likelihood, (K, n)."""
         return self._once("rows", jax.vmap(self.target.log_likelihood, (0, None)))
 
-    def outer(self) -> Callable:
-        """At one point: the sum over a block's rows of the outer products of their score vectors, (d, d)."""
-        return self._once("outer", self._outer)
+    def scores(self, block: Mapping[str, Any] | None) -> Pass:
+        """Per point: the sum over rows of the outer products of their score vectors, (d, d); without the prior."""
+        return self._pass(Order.SCORES, block)
 
     def _outer(self, point: Any, block: Any, weights: Any) -> Any:
         dtype = rows_dtype(kind_of(block))
@@ -110,13 +114,29 @@ class Programs(Held):
         bad = self.target.outside(block)
         return {name: jnp.sum(rows & (weights > 0)) for name, rows in bad.items()}
 
+    def indices(self, block: Mapping[str, Any]) -> list[Index]:
+        """The indices into parameters or fixed arrays that are made of columns which serve as nothing else."""
+        kind = kind_of(block)
+        if kind not in self._indices:
+            with jax.enable_x64(True):
+                program = self._program(block, rows_dtype(kind))
+                self._indices[kind] = program, find_indices(program)
+        return self._indices[kind][1]
+
+    def outside_indices(self, block: Mapping[str, Any], weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """For each of the indices the first row of a block that has it out of range, or the block's size; and it."""
+        self.indices(block)
+        check = functools.partial(first_outside, *self._indices[kind_of(block)])
+        rows, found = self._once(("indices", kind_of(block)), check)(block, weights)
+        return np.asarray(rows), np.asarray(found)
+
     def linked(self, block: Mapping[str, Any], order: Order = Order.FULL) -> Linked | Wide | None:
         """The linear predictors for blocks of this kind, if derivatives of this order can be computed through them."""
         kind = kind_of(block)
         if kind not in self._linked:
             self._linked[kind] = self._find_linked(block, kind)
-        found = self._linked[kind] if order not in (Order.VALUE, Order.SCORES) else None
-        return None if found is not None and order is Order.DIAGONAL and not found.gives_diagonal else found
+        found = self._linked[kind]
+        return found if found is not None and found.gives(order) else None
 
     def _find_linked(self, block: Mapping[str, Any], kind: Kind) -> Linked | Wide | None:
         dtype = rows_dtype(kind)
@@ -126,42 +146,49 @@ class Programs(Held):
         }
         few = {name: column.astype(np.float64) if column.dtype.kind == "f" else column for name, column in few.items()}
         with jax.enable_x64(True):
-            found = self._look(block, dtype)
-            exact = None if found is None else self._look(few, np.float64)
+            found = find_predictors(self._program(block, dtype))
+            exact = None if found is None else find_predictors(self._program(few, np.float64))
         if found is None or exact is None:
+            return None
+        if (found.widths, found.heights, *found.coordinates) != (exact.widths, exact.heights, *exact.coordinates):
+            # The number of rows is also the length of another axis of some value, which was taken for that of the rows.
             return None
         if found.num_arguments <= MOST_ARGUMENTS:
             return Linked(found, exact, dtype)
         return Wide(found, exact, dtype) if is_wide(exact, self.target.space.dim, few) else None
 
-    def _look(self, block: Mapping[str, Any], dtype: Any) -> Predictors | None:
+    def _program(self, block: Mapping[str, Any], dtype: Any) -> Program:
         theta = jax.ShapeDtypeStruct((self.target.space.dim,), dtype)
         shapes = {name: jax.ShapeDtypeStruct(column.shape, column.dtype) for name, column in block.items()}
-        return find_predictors(self.target.log_likelihood, theta, shapes)
+        return flattened(self.target.log_likelihood, theta, shapes)
 
-    def _once(self, name: Any, function: Callable) -> Callable:
+    def _once(self, name: Any, function: Callable, *, donated: int | None = None) -> Callable:
+        """The compiled function of this name; `donated` is the argument whose memory its result may take."""
         # `setdefault` is atomic, so that two threads get the same function.
-        return self._made[name] if name in self._made else self._made.setdefault(name, jax.jit(function))
+        if name not in self._made:
+            self._made.setdefault(name, jax.jit(function, donate_argnums=donated))
+        return self._made[name]
 
     def _pass(self, order: Order, block: Mapping[str, Any] | None) -> Pass:
         linked = None if block is None else self.linked(block, order)
         key = None if block is None else kind_of(block)
-        if linked is None or block is None:
-            zero, meant = functools.partial(_zero, order, self.target.space.dim), _as_it_is
-        else:
-            zero = functools.partial(linked.zero, order)
+        meant = _as_it_is
+        if linked is not None and block is not None:
             # The conversion of sums to θ does not depend on the number of rows of a block.
             meant = self._once(("meant", order, kind_of(block, 0)), jax.vmap(functools.partial(linked.curve, order)))
-        return Pass(
-            zero,
-            self._once(("add", order, key), functools.partial(self._add, order, linked)),
-            functools.partial(self._finish, order, meant),
-        )
+        zero, add = functools.partial(self._zero, order, linked), functools.partial(self._add, order, linked)
+        finish = functools.partial(self._finish, order, meant)
+        return Pass(zero, self._once(("add", order, key), add, donated=0), finish)
 
     def zero(self, order: Order, block: Mapping[str, Any], num_points: int) -> Any:
         """The sums over no rows."""
-        linked = self.linked(block, order)
-        return _zero(order, self.target.space.dim, num_points) if linked is None else linked.zero(order, num_points)
+        return self._zero(order, self.linked(block, order), num_points)
+
+    def _zero(self, order: Order, linked: Linked | Wide | None, num_points: int) -> Any:
+        if linked is not None:
+            return linked.zero(order, num_points)
+        parts = tuple(np.zeros((num_points, *shape)) for shape in order.shapes(self.target.space.dim))
+        return parts if order is not Order.VALUE else parts[0]
 
     def together(self, order: Order, block: Mapping[str, Any], size: int) -> Callable:
         """Sums over blocks of `size` rows of a window, each for one of C points: see `windows.py`.
@@ -191,24 +218,19 @@ class Programs(Held):
             own = jnp.where((row >= items.low[i]) & (row < items.high[i]), weights[point], 0.0)
             if by_row is not None:
                 own = own * jax.lax.dynamic_slice_in_dim(by_row, items.start[i], size)
-            more = self._sums_over(order, linked, theta[point], block, own)
-            return jax.tree.map(lambda whole, part: whole.at[point].add(part), total, more)
+            return self._add(order, linked, total, theta[point], block, own, (point,))
 
-        zero = self.zero(order, _slices(window, 0, size), 1)
+        zero = self._zero(order, linked, 1)
         start = jax.tree.map(lambda part: jnp.zeros((count, q, *part.shape[1:])), zero)
         return jax.lax.fori_loop(0, items.used, of_item, start)
-
-    def _sums_over(self, order: Order, linked: Linked | Wide | None, theta: Any, block: Any, weights: Any) -> Any:
-        """Sums over a block at K points."""
-        if linked is None:
-            return self._over_rows(order, theta, block, weights)
-        return per_point(lambda point: linked.sums(order, point, block, weights), theta)
 
     def finished(self, order: Order, kind: Kind | None, linked: Linked | Wide | None) -> Callable:
         """The function of sums over rows (P, ...), points (P, d) and shares of the prior (P,) to log p_m."""
 
         def one(sums: Any, point: Any, share: Any) -> Any:
             rows = sums if linked is None else linked.curve(order, sums, point)
+            if order is Order.SCORES:
+                return rows
             prior = order.derived(lambda theta: share * self.target.log_prior(theta))(point)
             made = _added(rows, prior)
             return (made,) if order is Order.VALUE else made
@@ -216,9 +238,22 @@ class Programs(Held):
         return self._once(("finished", order, kind), jax.vmap(one))
 
     def _add(
-        self, order: Order, linked: Linked | Wide | None, total: Any, theta: Any, block: Any, weights: Any
+        self,
+        order: Order,
+        linked: Linked | Wide | None,
+        total: Any,
+        theta: Any,
+        block: Any,
+        weights: Any,
+        at: tuple[Any, ...] = (),
     ) -> Any:
-        return _added(total, self._sums_over(order, linked, theta, block, weights))
+        """The total with a block added for K points, at an index of its axes before that of the points."""
+        if linked is not None:
+            return each_point(
+                lambda total, k, point: linked.add(order, total, (*at, k), point, block, weights), total, theta
+            )
+        more = self._over_rows(order, theta, block, weights)
+        return jax.tree.map(lambda whole, part: whole.at[at].add(part) if at else whole + part, total, more)
 
     def _over_rows(self, order: Order, theta: Any, block: Any, weights: Any) -> Any:
         """Sums over a block at K points, by JAX in all coordinates."""
@@ -234,6 +269,8 @@ class Programs(Held):
         return jax.vmap(order.derived(over_rows))(theta)
 
     def _finish(self, order: Order, meant: Callable, total: Any, theta: Any, prior: PriorPart) -> Any:
+        if order is Order.SCORES:
+            return meant(total, theta)
         return self._once(("prior", order), functools.partial(self._prior, order))(meant(total, theta), theta, prior)
 
     def _prior(self, order: Order, total: Any, theta: Any, prior: PriorPart) -> Any:
@@ -263,11 +300,6 @@ def _slices(window: Mapping[str, Any], start: Any, size: int) -> dict[str, Any]:
 
 def _added(total: Any, more: Any) -> Any:
     return jax.tree.map(jnp.add, total, more)
-
-
-def _zero(order: Order, d: int, num_points: int) -> Any:
-    parts = tuple(np.zeros((num_points, *shape)) for shape in order.shapes(d))
-    return parts if order is not Order.VALUE else parts[0]
 
 
 def _as_it_is(total: Any, theta: Any) -> Any:

@@ -112,7 +112,9 @@ class Subposteriors:
     def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "B d d"]:
         """For each shard the sum over its rows of the outer products of their score vectors at one point."""
         theta = np.broadcast_to(point, (self.num_shards, 1, self.dim))
-        return self._sums(Order.SCORES, theta, np.arange(self.num_shards))[0][:, 0]
+        sums = self._sums(Order.SCORES, theta, np.arange(self.num_shards))
+        flat = jax.tree.map(lambda part: part[:, 0], sums)
+        return self._with_prior(Order.SCORES, flat, theta[:, 0], self.shares, self._linked(Order.SCORES))[0]
 
     def only(self, shards: Int[np.ndarray, " b"]) -> "Subposteriors":
         """The shares of the prior of some shards, without rows."""
