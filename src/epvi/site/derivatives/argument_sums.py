@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.site.derivatives.cuts import Code, levels
-from epvi.site.derivatives.linear_predictors import Argument
+from epvi.site.derivatives.linear_predictors import LinkArgument
 from epvi.site.derivatives.order import Order
 
 # An axis of a sum: a factor, or the coefficients of the first or second argument's matrix product.
@@ -66,7 +66,7 @@ class _Term(NamedTuple):
 class ArgumentSums:
     """The layout of the sums of some arguments for one order of derivatives."""
 
-    arguments: tuple[Argument, ...]
+    arguments: tuple[LinkArgument, ...]
     order: Order
 
     @functools.cached_property

@@ -85,10 +85,12 @@ class Program:
 
     def num_entries(self, value: int) -> int:
         """The number of entries of a column of the block, or of a value that is made of others."""
-        if value in self.shapes:
-            return math.prod(self.shapes[value])
+        return math.prod(self.shapes[value]) if value in self.shapes else self.aval(value).size
+
+    def aval(self, value: int) -> Any:
+        """Shape and dtype of a value that is made of others."""
         made = self.makers[value]
-        return made.equation.outvars[made.outputs.index(value)].aval.size
+        return made.equation.outvars[made.outputs.index(value)].aval
 
     def columns(self, block: Mapping[str, Any]) -> dict[int, Any]:
         """The columns of a block by their numbers."""

@@ -23,7 +23,7 @@ from epvi.site.derivatives.gathers import gather_cut
 from epvi.site.derivatives.natures import Natures
 
 
-class Argument(NamedTuple):
+class LinkArgument(NamedTuple):
     """An argument of φ: one predictor of a row, or a coordinate of θ."""
 
     # The number of its coefficients: V of a matrix product, the levels of a gather, 1 of a coordinate.
@@ -63,15 +63,17 @@ class Predictors:
         return [cut.height for cut in self.cuts]
 
     @functools.cached_property
-    def arguments(self) -> tuple[Argument, ...]:
+    def arguments(self) -> tuple[LinkArgument, ...]:
         """The arguments of φ: the predictors of each cut, and the coordinates."""
         made = []
         for j, cut in enumerate(self.cuts):
             if isinstance(cut, MatrixCut):
-                made += [Argument(cut.height, matrix=j)] * cut.width
+                made += [LinkArgument(cut.height, matrix=j)] * cut.width
             else:
-                made += [Argument(cut.height, codes=c) for c in cut.codes for _ in range(cut.width // len(cut.codes))]
-        return (*made, *[Argument(1)] * len(self.coordinates))
+                made += [
+                    LinkArgument(cut.height, codes=c) for c in cut.codes for _ in range(cut.width // len(cut.codes))
+                ]
+        return (*made, *[LinkArgument(1)] * len(self.coordinates))
 
     def of_rows(self, block: Mapping[str, Any]) -> dict[int, Any]:
         """The values of the rows that the cuts are computed from."""
@@ -93,12 +95,25 @@ class Predictors:
         values = dict(zip(wanted, self.program.run({self.program.theta: theta}, wanted), strict=True))
         return [cut.coefficients(values) for cut in self.cuts]
 
-    def link(self, etas: Sequence[Any], theta: Any, block: Mapping[str, Any]) -> Any:
-        """φ per row, from η_j (n, C_j)."""
+    def run(self, etas: Sequence[Any], theta: Any, block: Mapping[str, Any], wanted: Sequence[Any]) -> list[Any]:
+        """Values of the program, from η_j (n, C_j)."""
         given = self.program.columns(block)
         given[self.program.theta] = theta
         given.update((cut.output, cut.shaped(eta)) for cut, eta in zip(self.cuts, etas, strict=True))
-        return self.program.run(given, [self.program.output])[0]
+        return self.program.run(given, wanted)
+
+    def link(self, etas: Sequence[Any], theta: Any, block: Mapping[str, Any]) -> Any:
+        """φ per row, from η_j (n, C_j)."""
+        return self.run(etas, theta, block, [self.program.output])[0]
+
+    def shifted(self, etas: Sequence[Any], theta: Any, a: int, shift: Any) -> tuple[list[Any], Any]:
+        """η and θ with a number added to one argument of φ in all rows."""
+        starts, made = np.cumsum([0, *self.widths]), list(etas)
+        if a >= starts[-1]:
+            return made, theta.at[self.coordinates[a - starts[-1]]].add(shift)
+        j = int(np.searchsorted(starts, a, side="right")) - 1
+        made[j] = made[j].at[:, a - starts[j]].add(shift)
+        return made, theta
 
 
 def find_predictors(program: Program) -> Predictors | None:

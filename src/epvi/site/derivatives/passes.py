@@ -19,7 +19,7 @@ from epvi.site.derivatives.gathers import Index, find_indices, first_outside
 from epvi.site.derivatives.linear_predictors import find_predictors
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.prior_part import PriorPart
-from epvi.site.derivatives.through_predictors import MOST_ARGUMENTS, Linked, each_point
+from epvi.site.derivatives.through_predictors import Linked, each_point
 from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
 from epvi.site.model.model import Model
 from epvi.site.model.target import Target
@@ -153,8 +153,9 @@ class Programs(Held):
         if (found.widths, found.heights, *found.coordinates) != (exact.widths, exact.heights, *exact.coordinates):
             # The number of rows is also the length of another axis of some value, which was taken for that of the rows.
             return None
-        if found.num_arguments <= MOST_ARGUMENTS:
-            return Linked(found, exact, dtype)
+        linked = Linked(found, exact, dtype)
+        if linked.is_narrow:
+            return linked
         return Wide(found, exact, dtype) if is_wide(exact, self.target.space.dim, few) else None
 
     def _program(self, block: Mapping[str, Any], dtype: Any) -> Program:

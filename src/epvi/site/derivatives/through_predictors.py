@@ -22,10 +22,12 @@ from epvi.site.derivatives.argument_sums import ArgumentSums, Sums
 from epvi.site.derivatives.cuts import GatherCut
 from epvi.site.derivatives.linear_predictors import Predictors
 from epvi.site.derivatives.order import Order
+from epvi.site.derivatives.straight import Straight, find_straight
 
-# Most arguments of φ: p arguments have p(p + 1)/2 second derivatives per row, 36 for 8, each with a matrix product.
-# Judgement.
-MOST_ARGUMENTS = 8
+# Most values of a row with respect to which φ is differentiated: 8 have 36 second derivatives per row. Judgement.
+_MOST_VALUES = 8
+# Most arguments that are combined to them: 16 have 136 sums over rows. Judgement.
+_MOST_ARGUMENTS = 16
 # Most numbers that the sums over rows may have, 256 MB in float64. Judgement: more than a Hessian of 5,000 parameters.
 _MOST_SUMS = 2**25
 # For the diagonal of a Hessian, the products of this many coordinates are in memory together. Judgement.
@@ -50,6 +52,21 @@ class Linked:
             return None
         each = [column for places in self.found.places if places is not None for column in places.T]
         return each + [np.array([i]) for i in self.found.coordinates]
+
+    @functools.cached_property
+    def straight(self) -> Straight | None:
+        """The values that the arguments of φ are combined to, if they are fewer."""
+        return find_straight(self.found)
+
+    @property
+    def width(self) -> int:
+        """The number of values of a row with respect to which φ is differentiated."""
+        return self.found.num_arguments if self.straight is None else self.straight.width
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether φ has few enough arguments."""
+        return self.width <= _MOST_VALUES and self.found.num_arguments <= _MOST_ARGUMENTS
 
     @property
     def has_each_once(self) -> bool:
@@ -93,25 +110,46 @@ class Linked:
         self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any], weights: Any
     ) -> tuple[Any, Callable[[int, int | None], Any]]:
         """The sum of the log likelihood, and the function of one or two arguments to their weighted derivatives."""
-        p, coordinates = self.found.num_arguments, self.found.coordinates
+        moved, parts = self._shifts(etas, theta, block)
+        zero, axes = jnp.zeros(self.width, self.dtype), jnp.eye(self.width, dtype=self.dtype)
+        first = _along(moved, axes)
+        slopes = first(zero).astype(self.dtype)
+        bends = _along(first, axes)(zero).astype(self.dtype) if order in (Order.DIAGONAL, Order.FULL) else None
 
-        def moved(shift: Any) -> Any:
-            """φ of every row with `shift` added to its arguments."""
-            starts = np.cumsum([0, *self.found.widths])
+        def scale(a: int, b: int | None) -> Any:
+            if b is None:
+                return sum(c * slopes[k] for k, c in parts[a].items())
+            if bends is None:
+                return scale(a, None) * scale(b, None)
+            return sum(c * e * bends[k, m] for k, c in parts[a].items() for m, e in parts[b].items())
+
+        if order is Order.SCORES:
+            return jnp.zeros(()), lambda a, b: _weighted(weights, scale(a, b))
+        value = jnp.sum(_weighted(weights, moved(zero).astype(jnp.float64)))
+        return value, lambda a, b: _weighted(weights, scale(a, b))
+
+    def _shifts(self, etas: list[Any], theta: Any, block: Any) -> tuple[Callable, list[dict[int, Any]]]:
+        """φ of every row with a shift added to the values u that it depends on, and ∂u for each argument.
+
+        If these are not fewer than the arguments, u are the arguments themselves.
+        """
+        if self.straight is not None:
+            straight = self.straight
+            u, at = straight.combined(etas, theta, block), straight.coordinates
+
+            def moved(shift: Any) -> Any:
+                there = theta.at[at].add(shift[u.shape[1] :]) if len(at) else theta
+                return straight.link(u + shift[None, : u.shape[1]], there, block)
+
+            return moved, straight.coefficients(etas, theta, block)
+        starts, coordinates = np.cumsum([0, *self.found.widths]), self.found.coordinates
+
+        def each(shift: Any) -> Any:
             shifted = [eta + shift[None, a:b] for eta, a, b in zip(etas, starts, starts[1:], strict=False)]
             there = theta.at[coordinates].add(shift[starts[-1] :]) if len(coordinates) else theta
             return self.found.link(shifted, there, block)
 
-        zero, axes = jnp.zeros(p, self.dtype), jnp.eye(p, dtype=self.dtype)
-        first = _along(moved, axes)
-        slopes = first(zero).astype(self.dtype)
-        if order is Order.SCORES:
-            return jnp.zeros(()), lambda a, b: _weighted(weights, slopes[a] * slopes[b])
-        value = jnp.sum(_weighted(weights, moved(zero).astype(jnp.float64)))
-        if order is Order.GRADIENT:
-            return value, lambda a, b: _weighted(weights, slopes[a])
-        bends = _along(first, axes)(zero).astype(self.dtype)
-        return value, lambda a, b: _weighted(weights, slopes[a] if b is None else bends[a, b])
+        return each, [{a: jnp.ones((), self.dtype)} for a in range(self.found.num_arguments)]
 
     def curve(self, order: Order, sums: Sums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and Hessian (or its diagonal) with respect to θ, from sums over all rows.
