@@ -61,8 +61,9 @@ class Programs(Held):
     _made: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # Linear predictors, by kind of block; None if there are none.
     _linked: dict[Kind, Linked | Wide | None] = dataclasses.field(default_factory=dict)
-    # The program for a kind of block, and its indices made of rows.
-    _indices: dict[Kind, tuple[Program, list[Index]]] = dataclasses.field(default_factory=dict)
+    # The likelihood's operations, and its indices made of rows, by kind of block.
+    _flat: dict[Kind, Program] = dataclasses.field(default_factory=dict)
+    _indices: dict[Kind, list[Index]] = dataclasses.field(default_factory=dict)
 
     @property
     def num_programs(self) -> int:
@@ -118,15 +119,12 @@ class Programs(Held):
         """The indices into parameters or fixed arrays that are made of columns which serve as nothing else."""
         kind = kind_of(block)
         if kind not in self._indices:
-            with jax.enable_x64(True):
-                program = self._program(block, rows_dtype(kind))
-                self._indices[kind] = program, find_indices(program)
-        return self._indices[kind][1]
+            self._indices[kind] = find_indices(self._program(block))
+        return self._indices[kind]
 
     def outside_indices(self, block: Mapping[str, Any], weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For each of the indices the first row of a block that has it out of range, or the block's size; and it."""
-        self.indices(block)
-        check = functools.partial(first_outside, *self._indices[kind_of(block)])
+        check = functools.partial(first_outside, self._program(block), self.indices(block))
         rows, found = self._once(("indices", kind_of(block)), check)(block, weights)
         return np.asarray(rows), np.asarray(found)
 
@@ -146,8 +144,8 @@ class Programs(Held):
         }
         few = {name: column.astype(np.float64) if column.dtype.kind == "f" else column for name, column in few.items()}
         with jax.enable_x64(True):
-            found = find_predictors(self._program(block, dtype))
-            exact = None if found is None else find_predictors(self._program(few, np.float64))
+            found = find_predictors(self._program(block))
+            exact = None if found is None else find_predictors(self._program(few))
         if found is None or exact is None:
             return None
         if (found.widths, found.heights, *found.coordinates) != (exact.widths, exact.heights, *exact.coordinates):
@@ -158,10 +156,15 @@ class Programs(Held):
             return linked
         return Wide(found, exact, dtype) if is_wide(exact, self.target.space.dim, few) else None
 
-    def _program(self, block: Mapping[str, Any], dtype: Any) -> Program:
-        theta = jax.ShapeDtypeStruct((self.target.space.dim,), dtype)
-        shapes = {name: jax.ShapeDtypeStruct(column.shape, column.dtype) for name, column in block.items()}
-        return flattened(self.target.log_likelihood, theta, shapes)
+    def _program(self, block: Mapping[str, Any]) -> Program:
+        """The likelihood's operations for blocks of this kind."""
+        kind = kind_of(block)
+        if kind not in self._flat:
+            theta = jax.ShapeDtypeStruct((self.target.space.dim,), rows_dtype(kind))
+            shapes = {name: jax.ShapeDtypeStruct(column.shape, column.dtype) for name, column in block.items()}
+            with jax.enable_x64(True):
+                self._flat[kind] = flattened(self.target.log_likelihood, theta, shapes)
+        return self._flat[kind]
 
     def _once(self, name: Any, function: Callable, *, donated: int | None = None) -> Callable:
         """The compiled function of this name; `donated` is the argument whose memory its result may take."""
