@@ -30,7 +30,7 @@ _MOST_VALUES = 8
 _MOST_ARGUMENTS = 16
 # Most numbers that the sums over rows may have, 256 MB in float64. Judgement: more than a Hessian of 5,000 parameters.
 _MOST_SUMS = 2**25
-# For the diagonal of a Hessian, the products of this many coordinates are in memory together. Judgement.
+# Products of a Hessian with this many coordinates' directions are in memory together. Judgement.
 _DIRECTIONS = 64
 
 
@@ -186,14 +186,13 @@ class Linked:
 
         if order is Order.GRADIENT:
             return sums.value, jax.vjp(self._coefficients, point)[1](gradient)[0]
-        if order is not Order.DIAGONAL:
-            whole = jax.jacfwd(slope)(point)
-            return (whole,) if is_scores else (sums.value, slope(point), whole)
 
-        def entry(i: Any) -> Any:
-            return jax.jvp(slope, (point,), (jnp.zeros(d).at[i].set(1.0),))[1][i]
+        def along(i: Any) -> Any:
+            row = jax.jvp(slope, (point,), (jnp.zeros(d).at[i].set(1.0),))[1]
+            return row[i] if order is Order.DIAGONAL else row
 
-        return sums.value, slope(point), jax.lax.map(entry, jnp.arange(d), batch_size=min(d, _DIRECTIONS))
+        bends = jax.lax.map(along, jnp.arange(d), batch_size=min(d, _DIRECTIONS))
+        return (bends,) if is_scores else (sums.value, slope(point), bends)
 
     def _coefficients(self, theta: Any) -> list[Any]:
         """ψ(θ), one part for each argument."""
