@@ -18,6 +18,7 @@ from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
+from epvi.site.tasks.predictive import log_likelihoods
 
 RNG = np.random.default_rng(5)
 N, V, G, H, BLOCK = 75, 3, 11, 4, 32
@@ -355,6 +356,13 @@ def test_codes_out_of_range_are_refused_with_column_and_row(code):
 def by_theta_alone(x, g, h, y):
     """Not a linear predictor, because it has too many columns, and indexed all the same."""
     labels(y, jnp.prod(normal("a", G, 9)[g], axis=1))
+
+
+def test_new_rows_with_codes_out_of_range_have_no_log_likelihoods():
+    sub = subposterior(intercepts, ROWS)
+    found = log_likelihoods(sub.programs, ROWS | {"g": np.full(N, G)}, some_points(sub, 1))
+    with pytest.raises(EpviError, match="g is 11 in row 1, "):
+        next(found)
 
 
 def test_the_first_of_several_bad_rows_is_named():

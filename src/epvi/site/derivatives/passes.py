@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.compiled import Held, kept, number_of
+from epvi.ground.errors import EpviError
 from epvi.site.derivatives.flat_program import Program, flattened
 from epvi.site.derivatives.gathers import Index, find_indices, first_outside
 from epvi.site.derivatives.linear_predictors import find_predictors
@@ -115,18 +116,23 @@ class Programs(Held):
         bad = self.target.outside(block)
         return {name: jnp.sum(rows & (weights > 0)) for name, rows in bad.items()}
 
-    def indices(self, block: Mapping[str, Any]) -> list[Index]:
-        """The indices into parameters or fixed arrays that are made of columns which serve as nothing else."""
+    def refuse_indices(self, block: Mapping[str, Any], weights: np.ndarray, begin: int) -> None:
+        """Refuse rows of a block whose codes index parameters out of range; `begin` is the number of rows before it.
+
+        Only columns that serve as nothing but indices are checked. Rows of weight zero are not.
+        """
         kind = kind_of(block)
         if kind not in self._indices:
             self._indices[kind] = find_indices(self._program(block))
-        return self._indices[kind]
-
-    def outside_indices(self, block: Mapping[str, Any], weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For each of the indices the first row of a block that has it out of range, or the block's size; and it."""
-        check = functools.partial(first_outside, self._program(block), self.indices(block))
-        rows, found = self._once(("indices", kind_of(block)), check)(block, weights)
-        return np.asarray(rows), np.asarray(found)
+        indices = self._indices[kind]
+        if not indices:
+            return
+        check = functools.partial(first_outside, self._program(block), indices)
+        with jax.enable_x64(True):
+            rows, codes = map(np.asarray, self._once(("indices", kind), check)(block, weights))
+        first = int(np.argmin(rows))
+        if rows[first] < len(weights):
+            raise EpviError(indices[first].refusal(begin + int(rows[first]), int(codes[first])))
 
     def linked(self, block: Mapping[str, Any], order: Order = Order.FULL) -> Linked | Wide | None:
         """The linear predictors for blocks of this kind, if derivatives of this order can be computed through them."""

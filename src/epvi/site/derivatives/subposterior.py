@@ -209,7 +209,7 @@ class Subposterior:
         with jax.enable_x64(True):
             counts: dict[str, int] = {}
             for number, (block, weights) in enumerate(self._blocks()):
-                self._refuse_indices(block, weights, number * self.rows_per_block)
+                self.programs.refuse_indices(block, weights, number * self.rows_per_block)
                 for name, count in self.programs.outside()(block, weights).items():
                     counts[name] = counts.get(name, 0) + int(count)
         for name, count in counts.items():
@@ -218,15 +218,6 @@ class Subposterior:
                     f"{name} has {count:,} values outside the support of its distribution in the model:"
                     " check how they are coded (for example 0 and 1 for a Bernoulli)."
                 )
-
-    def _refuse_indices(self, block: Columns, weights: np.ndarray, begin: int) -> None:
-        """Refuse rows of a block by which parameters are indexed out of range; `begin` is the number of rows before."""
-        indices = self.programs.indices(block)
-        if indices:
-            rows, found = self.programs.outside_indices(block, weights)
-            first = int(np.argmin(rows))
-            if rows[first] < len(weights):
-                raise EpviError(indices[first].refusal(begin + int(rows[first]), int(found[first])))
 
     def value(self, theta: np.ndarray, batch: int) -> Float[np.ndarray, " n"]:
         """Log p_m at any number of points, `batch` at a time."""
