@@ -299,6 +299,23 @@ def test_codes_may_have_any_type(dtype):
     np.testing.assert_allclose(sub.full(points).hessian, expected(sub, points)[2], atol=1e-11)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, pytest.param(4, marks=pytest.mark.slow)])
+def test_blocks_may_have_as_many_rows_as_another_axis_is_long(size):
+    def model(x, g, h, y):
+        """Logits with the rows last, each of effects and of a product."""
+        both = normal("a", 2, G)[:, g] + normal("w", 2, V) @ x.T + normal("b", 2, 1)
+        labels(y, jnp.logaddexp(both[0], both[1]) + jnp.sum(jnp.tanh(both), axis=0))
+
+    rows = {name: column[:12] for name, column in ROWS.items()}
+    sub = Subposterior.of(Programs(Model(model).on(rows)), rows, Fraction(1, 3), size)
+    points = some_points(sub, 1)
+    value, gradient, hessian, _ = expected(sub, points)
+    made = sub.full(points)
+    np.testing.assert_allclose(made.value, value, rtol=1e-11)
+    np.testing.assert_allclose(made.gradient, gradient, atol=1e-11)
+    np.testing.assert_allclose(made.hessian, hessian, atol=1e-11)
+
+
 def test_more_levels_than_a_small_type_can_count():
     def model(x, g, h, y):
         labels(y, normal("a", 300)[g])

@@ -24,7 +24,7 @@ from epvi.site.derivatives.natures import Natures
 # Primitives that are linear in all their inputs together.
 _SUMS = ("add", "add_any", "sub", "neg", "concatenate", "reduce_sum", "copy")
 # Primitives that are linear in the first input if all others are given; and in any one input if the others are.
-_LINEAR_IN_FIRST = ("broadcast_in_dim", "div", "dynamic_slice", "gather", "reshape", "slice", "squeeze", "transpose")
+_LINEAR_IN_FIRST = ("broadcast_in_dim", "div", "dynamic_slice", "gather", "slice", "squeeze", "transpose")
 _LINEAR_IN_ONE = ("dot_general", "mul")
 
 
@@ -106,7 +106,8 @@ def find_straight(found: Predictors) -> Straight | None:
         if not behind & {program.theta, *cuts} - set(others):
             values = others
     shapes = tuple(tuple(program.aval(one).shape) for one in values)
-    if not values or any(program.n not in shape for shape in shapes):
+    if not values or any(shape.count(program.n) != 1 for shape in shapes):
+        # It is not known which axis is that of the rows.
         return None
     coordinates = np.flatnonzero(_natures(program, set(values)).of(program.output).theta)
     made = Straight(found, tuple(values), shapes, coordinates, _reach(found, values, shapes, coordinates))
@@ -131,12 +132,15 @@ def _kinds(program: Program, cuts: set[int]) -> dict[int, bool]:
         if step.outputs[0] in cuts:
             kinds[step.outputs[0]] = True
         elif any(one is not None for one in given):
-            kinds.update(dict.fromkeys(step.outputs, False not in given and _is_linear(step, given)))
+            kinds.update(dict.fromkeys(step.outputs, False not in given and _is_linear(step, given, program.n)))
     return kinds
 
 
-def _is_linear(step: Operation, given: Sequence[bool | None]) -> bool:
+def _is_linear(step: Operation, given: Sequence[bool | None], n: int) -> bool:
     """Whether an operation is linear in its inputs that depend on arguments; None stands for those that do not."""
+    if step.name == "reshape":
+        before, after = step.equation.invars[0].aval.shape, step.equation.outvars[0].aval.shape
+        return step.equation.params["dimensions"] is None and _entries_before(before, n) == _entries_before(after, n)
     if step.name == "convert_element_type":
         return step.equation.outvars[0].aval.dtype.kind == "f"
     if step.name == "select_n":
@@ -144,6 +148,11 @@ def _is_linear(step: Operation, given: Sequence[bool | None]) -> bool:
     if step.name in _LINEAR_IN_FIRST:
         return all(one is None for one in given[1:])
     return step.name in _SUMS or (step.name in _LINEAR_IN_ONE and sum(one is not None for one in given) == 1)
+
+
+def _entries_before(shape: tuple[int, ...], n: int) -> int | None:
+    """The number of entries along the axes before that of the rows, so that a reshape is known to keep it."""
+    return math.prod(shape[: shape.index(n)]) if n in shape else None
 
 
 def _reach(
