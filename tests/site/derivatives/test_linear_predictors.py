@@ -22,7 +22,6 @@ RNG = np.random.default_rng(3)
 N, V, BLOCK = 45, 4, 16
 X = RNG.normal(size=(N, V))
 LABELS, COUNTS, REAL = RNG.integers(0, 2, N), RNG.integers(0, 5, N), X @ RNG.normal(size=V) + RNG.normal(size=N)
-GROUPS = RNG.integers(0, 12, N)
 
 
 def normal(name, *shape):
@@ -125,10 +124,6 @@ def network(x, y):
     observed(y, dist.Normal(hidden @ normal("v", 6), 1.0), x)
 
 
-def many_groups(x, y, g):
-    observed(y, dist.Normal(x @ normal("w", V) + normal("a", 12)[g], 1.0), x)
-
-
 def no_product(x, y):
     observed(y, dist.Normal(jnp.sum(x * normal("w", V)[None], axis=1), 1.0), x)
 
@@ -148,7 +143,6 @@ def derivative_of_its_own(x, y):
 
 GENERAL = {
     "network": network,
-    "many groups": many_groups,
     "no product": no_product,
     "derivative of its own": derivative_of_its_own,
 }
@@ -203,7 +197,7 @@ def test_derivatives_through_predictors_are_those_of_the_whole(name):
 
 
 def general(name):
-    rows = {"x": X, "y": REAL} | ({"g": GROUPS} if name == "many groups" else {})
+    rows = {"x": X, "y": REAL}
     return rows, subposterior(GENERAL[name], rows)
 
 

@@ -14,10 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.compiled import Held, kept, number_of
-from epvi.site.derivatives.linear_predictors import Predictors, find_predictors
+from epvi.ground.errors import EpviError
+from epvi.site.derivatives.flat_program import Program, flattened
+from epvi.site.derivatives.gathers import Index, find_indices, first_outside
+from epvi.site.derivatives.linear_predictors import find_predictors
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.prior_part import PriorPart
-from epvi.site.derivatives.through_predictors import MOST_ARGUMENTS, Linked, per_point
+from epvi.site.derivatives.through_predictors import Linked, each_point
 from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
 from epvi.site.model.model import Model
 from epvi.site.model.target import Target
@@ -59,6 +62,9 @@ class Programs(Held):
     _made: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # Linear predictors, by kind of block; None if there are none.
     _linked: dict[Kind, Linked | Wide | None] = dataclasses.field(default_factory=dict)
+    # The likelihood's operations, and its indices made of rows, by kind of block.
+    _flat: dict[Kind, Program] = dataclasses.field(default_factory=dict)
+    _indices: dict[Kind, list[Index]] = dataclasses.field(default_factory=dict)
 
     @property
     def num_programs(self) -> int:
@@ -103,9 +109,9 @@ class Programs(Held):
 
         return jax.vmap(sums)(theta)
 
-    def outer(self) -> Callable:
-        """At one point: the sum over a block's rows of the outer products of their score vectors, (d, d)."""
-        return self._once("outer", self._outer)
+    def scores(self, block: Mapping[str, Any] | None) -> Pass:
+        """Per point: the sum over rows of the outer products of their score vectors, (d, d); without the prior."""
+        return self._pass(Order.SCORES, block)
 
     def _outer(self, point: Any, block: Any, weights: Any) -> Any:
         dtype = rows_dtype(kind_of(block))
@@ -150,13 +156,31 @@ class Programs(Held):
         bad = self.target.outside(block)
         return {name: jnp.sum(rows & (weights > 0)) for name, rows in bad.items()}
 
+    def refuse_indices(self, block: Mapping[str, Any], weights: np.ndarray, begin: int) -> None:
+        """Refuse rows of a block whose codes index parameters out of range; `begin` is the number of rows before it.
+
+        Only columns that serve as nothing but indices are checked. Rows of weight zero are not.
+        """
+        kind = kind_of(block)
+        if kind not in self._indices:
+            self._indices[kind] = find_indices(self._program(block))
+        indices = self._indices[kind]
+        if not indices:
+            return
+        check = functools.partial(first_outside, self._program(block), indices)
+        with jax.enable_x64(True):
+            rows, codes = map(np.asarray, self._once(("indices", kind), check)(block, weights))
+        first = int(np.argmin(rows))
+        if rows[first] < len(weights):
+            raise EpviError(indices[first].refusal(begin + int(rows[first]), int(codes[first])))
+
     def linked(self, block: Mapping[str, Any], order: Order = Order.FULL) -> Linked | Wide | None:
         """The linear predictors for blocks of this kind, if derivatives of this order can be computed through them."""
         kind = kind_of(block)
         if kind not in self._linked:
             self._linked[kind] = self._find_linked(block, kind)
-        found = self._linked[kind] if order not in (Order.VALUE, Order.SCORES) else None
-        return None if found is not None and order is Order.DIAGONAL and not found.gives_diagonal else found
+        found = self._linked[kind]
+        return found if found is not None and found.gives(order) else None
 
     def _find_linked(self, block: Mapping[str, Any], kind: Kind) -> Linked | Wide | None:
         dtype = rows_dtype(kind)
@@ -166,42 +190,55 @@ class Programs(Held):
         }
         few = {name: column.astype(np.float64) if column.dtype.kind == "f" else column for name, column in few.items()}
         with jax.enable_x64(True):
-            found = self._look(block, dtype)
-            exact = None if found is None else self._look(few, np.float64)
+            found = find_predictors(self._program(block))
+            exact = None if found is None else find_predictors(self._program(few))
         if found is None or exact is None:
             return None
-        if found.num_arguments <= MOST_ARGUMENTS:
-            return Linked(found, exact, dtype)
+        if (found.widths, found.heights, *found.coordinates) != (exact.widths, exact.heights, *exact.coordinates):
+            # The number of rows is also the length of another axis of some value, which was taken for that of the rows.
+            return None
+        linked = Linked(found, exact, dtype)
+        if linked.is_narrow:
+            return linked
         return Wide(found, exact, dtype) if is_wide(exact, self.target.space.dim, few) else None
 
-    def _look(self, block: Mapping[str, Any], dtype: Any) -> Predictors | None:
-        theta = jax.ShapeDtypeStruct((self.target.space.dim,), dtype)
-        shapes = {name: jax.ShapeDtypeStruct(column.shape, column.dtype) for name, column in block.items()}
-        return find_predictors(self.target.log_likelihood, theta, shapes)
+    def _program(self, block: Mapping[str, Any]) -> Program:
+        """The likelihood's operations for blocks of this kind."""
+        kind = kind_of(block)
+        if kind not in self._flat:
+            theta = jax.ShapeDtypeStruct((self.target.space.dim,), rows_dtype(kind))
+            shapes = {name: jax.ShapeDtypeStruct(column.shape, column.dtype) for name, column in block.items()}
+            with jax.enable_x64(True):
+                self._flat[kind] = flattened(self.target.log_likelihood, theta, shapes)
+        return self._flat[kind]
 
-    def _once(self, name: Any, function: Callable) -> Callable:
+    def _once(self, name: Any, function: Callable, *, donated: int | None = None) -> Callable:
+        """The compiled function of this name; `donated` is the argument whose memory its result may take."""
         # `setdefault` is atomic, so that two threads get the same function.
-        return self._made[name] if name in self._made else self._made.setdefault(name, jax.jit(function))
+        if name not in self._made:
+            self._made.setdefault(name, jax.jit(function, donate_argnums=donated))
+        return self._made[name]
 
     def _pass(self, order: Order, block: Mapping[str, Any] | None) -> Pass:
         linked = None if block is None else self.linked(block, order)
         key = None if block is None else kind_of(block)
-        if linked is None or block is None:
-            zero, meant = functools.partial(_zero, order, self.target.space.dim), _as_it_is
-        else:
-            zero = functools.partial(linked.zero, order)
+        meant = _as_it_is
+        if linked is not None and block is not None:
             # The conversion of sums to θ does not depend on the number of rows of a block.
             meant = self._once(("meant", order, kind_of(block, 0)), jax.vmap(functools.partial(linked.curve, order)))
-        return Pass(
-            zero,
-            self._once(("add", order, key), functools.partial(self._add, order, linked)),
-            functools.partial(self._finish, order, meant),
-        )
+        zero, add = functools.partial(self._zero, order, linked), functools.partial(self._add, order, linked)
+        finish = functools.partial(self._finish, order, meant)
+        return Pass(zero, self._once(("add", order, key), add, donated=0), finish)
 
     def zero(self, order: Order, block: Mapping[str, Any], num_points: int) -> Any:
         """The sums over no rows."""
-        linked = self.linked(block, order)
-        return _zero(order, self.target.space.dim, num_points) if linked is None else linked.zero(order, num_points)
+        return self._zero(order, self.linked(block, order), num_points)
+
+    def _zero(self, order: Order, linked: Linked | Wide | None, num_points: int) -> Any:
+        if linked is not None:
+            return linked.zero(order, num_points)
+        parts = tuple(np.zeros((num_points, *shape)) for shape in order.shapes(self.target.space.dim))
+        return parts if order is not Order.VALUE else parts[0]
 
     def together(self, order: Order, block: Mapping[str, Any], size: int) -> Callable:
         """Sums over blocks of `size` rows of a window, each for one of C points: see `windows.py`.
@@ -209,8 +246,7 @@ class Programs(Held):
         The function of points (C, q, d), weights of their shards' rows (C,), items, the window and weights of its rows
         (or None) gives sums with leading axes (C, q).
         """
-        zero = self.zero(order, block, 1)
-        function = functools.partial(self._together, order, self.linked(block, order), size, zero)
+        function = functools.partial(self._together, order, self.linked(block, order), size)
         return self._once(("together", order, size, kind_of(block, 0)), function)
 
     def _together(
@@ -218,7 +254,6 @@ class Programs(Held):
         order: Order,
         linked: Linked | Wide | None,
         size: int,
-        zero: Any,
         theta: Any,
         weights: Any,
         items: Any,
@@ -233,31 +268,42 @@ class Programs(Held):
             own = jnp.where((row >= items.low[i]) & (row < items.high[i]), weights[point], 0.0)
             if by_row is not None:
                 own = own * jax.lax.dynamic_slice_in_dim(by_row, items.start[i], size)
-            more = self._sums_over(order, linked, theta[point], block, own)
-            return jax.tree.map(lambda whole, part: whole.at[point].add(part), total, more)
+            return self._add(order, linked, total, theta[point], block, own, (point,))
 
+        zero = self._zero(order, linked, 1)
         start = jax.tree.map(lambda part: jnp.zeros((count, q, *part.shape[1:])), zero)
         return jax.lax.fori_loop(0, items.used, of_item, start)
-
-    def _sums_over(self, order: Order, linked: Linked | Wide | None, theta: Any, block: Any, weights: Any) -> Any:
-        """Sums over a block at K points."""
-        if linked is None:
-            return self._over_rows(order, theta, block, weights)
-        return per_point(lambda point: linked.sums(order, point, block, weights), theta)
 
     def finished(self, order: Order, kind: Kind | None, linked: Linked | Wide | None) -> Callable:
         """The function of sums over rows (P, ...), points (P, d) and shares of the prior (P,) to log p_m."""
 
         def one(sums: Any, point: Any, share: Any) -> Any:
             rows = sums if linked is None else linked.curve(order, sums, point)
+            if order is Order.SCORES:
+                return rows
             prior = order.derived(lambda theta: share * self.target.log_prior(theta))(point)
             made = _added(rows, prior)
             return (made,) if order is Order.VALUE else made
 
         return self._once(("finished", order, kind), jax.vmap(one))
 
-    def _add(self, order: Order, linked: Linked | Wide | None, total: Any, theta: Any, block: Any, weights: Any) -> Any:
-        return _added(total, self._sums_over(order, linked, theta, block, weights))
+    def _add(
+        self,
+        order: Order,
+        linked: Linked | Wide | None,
+        total: Any,
+        theta: Any,
+        block: Any,
+        weights: Any,
+        at: tuple[Any, ...] = (),
+    ) -> Any:
+        """The total with a block added for K points, at an index of its axes before that of the points."""
+        if linked is not None:
+            return each_point(
+                lambda total, k, point: linked.add(order, total, (*at, k), point, block, weights), total, theta
+            )
+        more = self._over_rows(order, theta, block, weights)
+        return jax.tree.map(lambda whole, part: whole.at[at].add(part) if at else whole + part, total, more)
 
     def _over_rows(self, order: Order, theta: Any, block: Any, weights: Any) -> Any:
         """Sums over a block at K points, by JAX in all coordinates."""
@@ -273,6 +319,8 @@ class Programs(Held):
         return jax.vmap(order.derived(over_rows))(theta)
 
     def _finish(self, order: Order, meant: Callable, total: Any, theta: Any, prior: PriorPart) -> Any:
+        if order is Order.SCORES:
+            return meant(total, theta)
         return self._once(("prior", order), functools.partial(self._prior, order))(meant(total, theta), theta, prior)
 
     def _prior(self, order: Order, total: Any, theta: Any, prior: PriorPart) -> Any:
@@ -302,11 +350,6 @@ def _slices(window: Mapping[str, Any], start: Any, size: int) -> dict[str, Any]:
 
 def _added(total: Any, more: Any) -> Any:
     return jax.tree.map(jnp.add, total, more)
-
-
-def _zero(order: Order, d: int, num_points: int) -> Any:
-    parts = tuple(np.zeros((num_points, *shape)) for shape in order.shapes(d))
-    return parts if order is not Order.VALUE else parts[0]
 
 
 def _as_it_is(total: Any, theta: Any) -> Any:

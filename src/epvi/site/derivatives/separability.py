@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.extend.core import ClosedJaxpr, Literal
 
+from epvi.site.derivatives.cuts import MatrixCut
 from epvi.site.derivatives.linear_predictors import Predictors
 
 # The kind of a value: the axis of a columnwise one, or one of these.
@@ -33,7 +34,7 @@ _LINEAR = ("add", "sub", "neg", "convert_element_type", "copy", "reduce_sum", "r
 def is_separate(found: Predictors) -> bool:
     """Whether the program's output is a sum of terms that each depend on one column of its only predictor."""
     (cut,), program = found.cuts, found.program
-    if len(cut.shape) != 2 or not isinstance(program.output, int):
+    if not isinstance(cut, MatrixCut) or len(cut.shape) != 2 or not isinstance(program.output, int):
         return False
     kinds: dict[Any, _Kind] = {cut.output: 1 if cut.rows_first else 0}
     for step in program.steps:

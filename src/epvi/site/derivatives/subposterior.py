@@ -214,10 +214,11 @@ class Subposterior:
             return prior + self.weight * jnp.sum(target.log_likelihood(theta, rows))
 
     def refuse_outside(self) -> None:
-        """Refuse rows with observed values outside the support of their distribution, whatever θ is."""
+        """Refuse rows with observed values outside the support of their distribution, and indices out of range."""
         with jax.enable_x64(True):
             counts: dict[str, int] = {}
-            for block, weights in self._blocks():
+            for number, (block, weights) in enumerate(self._blocks()):
+                self.programs.refuse_indices(block, weights, number * self.rows_per_block)
                 for name, count in self.programs.outside()(block, weights).items():
                     counts[name] = counts.get(name, 0) + int(count)
         for name, count in counts.items():
@@ -261,12 +262,12 @@ class Subposterior:
 
     def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "d d"]:
         """The sum over rows of the outer products of their score vectors (the empirical Fisher information)."""
+        made = self.programs.scores(next(iter(self._blocks()), (None, None))[0])
         with jax.enable_x64(True), promotion_allowed():
-            theta = jnp.asarray(point, jnp.float64)
-            total = np.zeros((self.dim, self.dim))
+            theta, total = jnp.asarray(point, jnp.float64)[None], made.zero(1)
             for block, weights in self._blocks():
-                total = total + np.asarray(self.programs.outer()(theta, block, weights))
-            return total
+                total = made.add(total, theta, block, weights)
+            return np.asarray(made.finish(total, theta, self.prior)[0][0])
 
     def _sweep(self, program: Callable[[Any], Pass], theta: np.ndarray) -> Any:
         """Make one pass over all blocks."""

@@ -30,6 +30,9 @@ _MOST_SUMS, _MOST_POINTS = 2**19, 64
 _TOGETHER = (1, 4, 16, 64)
 # The same for values only, without derivatives.
 _VALUES_TOGETHER = (*_TOGETHER, 4096)
+# Most numbers of derivatives that are made of totals at a time, 8 MB in float64, so that they stay in the cache.
+# Judgement.
+_MOST_DERIVATIVES = 2**20
 # Most rows of a window of subsamples, whose passes are short anyway. Judgement.
 _PART_WINDOW = 2**13
 # Calls that may be under way: JAX computes asynchronously, and their sums are in memory. Judgement.
@@ -112,7 +115,9 @@ class Subposteriors:
     def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "B d d"]:
         """For each shard the sum over its rows of the outer products of their score vectors at one point."""
         theta = np.broadcast_to(point, (self.num_shards, 1, self.dim))
-        return self._sums(Order.SCORES, theta, np.arange(self.num_shards))[0][:, 0]
+        sums = self._sums(Order.SCORES, theta, np.arange(self.num_shards))
+        flat = jax.tree.map(lambda part: part[:, 0], sums)
+        return self._with_prior(Order.SCORES, flat, theta[:, 0], self.shares, self._linked(Order.SCORES))[0]
 
     def only(self, shards: Int[np.ndarray, " b"]) -> "Subposteriors":
         """The shares of the prior of some shards, without rows."""
@@ -188,7 +193,11 @@ class Subposteriors:
     ) -> tuple[np.ndarray, ...]:
         """Log p_m and its derivatives from sums over the rows, in batches of points."""
         program = self.programs.finished(order, None if linked is None else kind_of(self._block, 0), linked)
-        made, begin, known = [], 0, _VALUES_TOGETHER if order is Order.VALUE else _TOGETHER
+        begin, shapes = 0, order.shapes(self.dim)
+        made = tuple(np.empty((len(theta), *shape)) for shape in shapes)
+        numbers = sum(map(math.prod, shapes))
+        sizes = _VALUES_TOGETHER if order is Order.VALUE else _TOGETHER
+        known = [size for size in sizes if size == 1 or size * numbers <= _MOST_DERIVATIVES]
         with jax.enable_x64(True), promotion_allowed():
             while begin < len(theta):
                 left = len(theta) - begin
@@ -196,10 +205,10 @@ class Subposteriors:
                 part = slice(begin, min(begin + size, len(theta)))
                 parts = (jax.tree.map(lambda x, part=part: x[part], one) for one in (sums, theta, shares))
                 filled = (jax.tree.map(functools.partial(_filled, size), one) for one in parts)
-                found = program(*filled)
-                made.append([np.asarray(x)[: part.stop - part.start] for x in found])
+                for whole, x in zip(made, program(*filled), strict=True):
+                    whole[part] = np.asarray(x)[: part.stop - part.start]
                 begin = part.stop
-        return tuple(np.concatenate(parts) for parts in zip(*made, strict=True))
+        return made
 
 
 def _filled(size: int, part: np.ndarray) -> Any:

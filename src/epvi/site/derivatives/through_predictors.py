@@ -6,39 +6,37 @@ coefficients ψ = (W, θ_S) and, once per pass, converts them to derivatives wit
     ∇ℓ = Jᵀ Σ_i A_iᵀ φ'_i,   ∇²ℓ = Jᵀ (Σ_i A_iᵀ φ''_i A_i) J + Σ_j (Σ_i A_iᵀ φ'_i)_j ∇²ψ_j,   J = ∂ψ/∂θ
 
 Row a of A_i is the gradient of φ's argument a with respect to ψ: x_i for a linear predictor, 1 for a coordinate of θ.
+The sum of the outer products of score vectors is the same with φ'_ia φ'_ib in the place of φ''_iab, and no last term.
 """
 
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from epvi.site.derivatives.argument_sums import ArgumentSums, Sums
+from epvi.site.derivatives.cuts import GatherCut
 from epvi.site.derivatives.linear_predictors import Predictors
 from epvi.site.derivatives.order import Order
+from epvi.site.derivatives.straight import Straight, find_straight
 
-# Most arguments of φ: p arguments have p(p + 1)/2 second derivatives per row, 36 for 8, each with a matrix product.
-# Judgement.
-MOST_ARGUMENTS = 8
-
-
-class Sums(NamedTuple):
-    """Sums over rows of the log likelihood and its derivatives with respect to ψ."""
-
-    # The log likelihood.
-    value: Any
-    # The gradient, one piece per argument of φ.
-    first: tuple[Any, ...]
-    # The Hessian, one block per pair a <= b of arguments; for the diagonal one piece per argument; empty if not needed.
-    second: tuple[Any, ...]
+# Most values of a row with respect to which φ is differentiated: 8 have 36 second derivatives per row. Judgement.
+_MOST_VALUES = 8
+# Most arguments that are combined to them: 16 have 136 sums over rows. Judgement.
+_MOST_ARGUMENTS = 16
+# Most numbers that the sums over rows may have, 256 MB in float64. Judgement: more than a Hessian of 5,000 parameters.
+_MOST_SUMS = 2**25
+# Products of a Hessian with this many coordinates' directions are in memory together. Judgement.
+_DIRECTIONS = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Linked:
-    """A likelihood with linear predictors of few columns."""
+    """A likelihood with few linear predictors per row."""
 
     # The predictors as found in the program for the rows' dtype.
     found: Predictors
@@ -47,100 +45,159 @@ class Linked:
     # The dtype of per-row arithmetic.
     dtype: Any
 
-    @property
-    def places(self) -> np.ndarray | None:
-        """The index in θ of each entry of ψ, if all are coordinates of θ: then J only selects; None otherwise."""
+    @functools.cached_property
+    def places(self) -> list[np.ndarray] | None:
+        """For each argument the indices in θ of its coefficients, if all are coordinates: J only selects; or None."""
         if any(places is None for places in self.found.places):
             return None
-        cuts = [np.ravel(np.transpose(places)) for places in self.found.places if places is not None]
-        return np.concatenate([*cuts, self.found.coordinates])
+        each = [column for places in self.found.places if places is not None for column in places.T]
+        return each + [np.array([i]) for i in self.found.coordinates]
+
+    @functools.cached_property
+    def straight(self) -> Straight | None:
+        """The values that the arguments of φ are combined to, if they are fewer."""
+        return find_straight(self.found)
 
     @property
-    def gives_diagonal(self) -> bool:
-        """Whether the diagonal of the Hessian in θ follows from that in ψ: each coordinate occurs at most once in ψ."""
-        return self.places is not None and len(np.unique(self.places)) == len(self.places)
+    def width(self) -> int:
+        """The number of values of a row with respect to which φ is differentiated."""
+        return self.found.num_arguments if self.straight is None else self.straight.width
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether φ has few enough arguments."""
+        return self.width <= _MOST_VALUES and self.found.num_arguments <= _MOST_ARGUMENTS
+
+    @property
+    def has_each_once(self) -> bool:
+        """Whether the diagonal of the Hessian in θ is that in ψ: coordinates of θ that occur at most once in ψ."""
+        places = None if self.places is None else np.concatenate(self.places)
+        return places is not None and len(np.unique(places)) == len(places)
+
+    def gives(self, order: Order) -> bool:
+        """Whether derivatives of this order can be computed."""
+        return order is not Order.VALUE and self._layout(order).size <= _MOST_SUMS
 
     @property
     def held(self) -> int:
         """Intermediate numbers per row of a block that are in memory at once."""
-        return 2 * sum(cut.height for cut in self.found.cuts) + 2 * len(self._pairs)
+        layout = self._layout(Order.FULL)
+        return 2 * sum(a.height for a in self.found.arguments if a.matrix is not None) + 2 * (
+            len(layout.terms) + layout.width
+        )
 
-    @property
-    def _pairs(self) -> list[tuple[int, int]]:
-        p = self.found.num_arguments
-        return [(a, b) for a in range(p) for b in range(a, p)]
+    def _layout(self, order: Order) -> ArgumentSums:
+        """The layout of the sums; the diagonal in θ may need all second derivatives in ψ."""
+        needed = Order.FULL if order is Order.DIAGONAL and not self.has_each_once else order
+        return ArgumentSums(self.found.arguments, needed)
 
     def zero(self, order: Order, num_points: int) -> Sums:
         """The sums over no rows."""
-        cuts = zip(self.found.cuts, self.found.widths, strict=True)
-        shapes: list[tuple[int, ...]] = [(cut.height,) for cut, width in cuts for _ in range(width)]
-        shapes += [()] * len(self.found.coordinates)
-        pairs = [shapes[a] + shapes[b] for a, b in self._pairs]
-        second = {Order.GRADIENT: [], Order.DIAGONAL: shapes}.get(order, pairs)
-        value, *parts = (np.zeros((num_points, *shape)) for shape in ((), *shapes, *second))
-        return Sums(value, tuple(parts[: len(shapes)]), tuple(parts[len(shapes) :]))
+        return self._layout(order).zero(num_points)
 
-    def sums(self, order: Order, point: Any, block: Mapping[str, Any], weights: Any) -> Sums:
-        """The sums over a block, at one point θ."""
-        matrices = [x.astype(self.dtype) for x in self.found.matrices(block)]
-        etas = [x @ w.astype(self.dtype) for x, w in zip(matrices, self.exact.weights(point), strict=True)]
-        theta = point.astype(self.dtype)
-        p, coordinates = self.found.num_arguments, self.found.coordinates
+    def add(self, order: Order, total: Sums, at: tuple[Any, ...], point: Any, block: Any, weights: Any) -> Sums:
+        """The total with a block added at an index of its leading axes, for one point θ."""
+        layout, values = self._layout(order), self.found.of_rows(block)
+        matrices = {j: x.astype(self.dtype) for j, x in self.found.matrices(values).items()}
+        etas = []
+        for j, (cut, w) in enumerate(zip(self.found.cuts, self.exact.weights(point), strict=True)):
+            w = w.astype(self.dtype)
+            etas.append(cut.predictors(values, w) if isinstance(cut, GatherCut) else matrices[j] @ w)
+        value, scales = self._derivatives(layout.order, etas, point.astype(self.dtype), block, weights)
+        return layout.add(total, at, value, scales, matrices, self.found.codes(values))
 
-        def moved(shift: Any) -> Any:
-            """φ of every row with `shift` added to its arguments."""
-            starts = np.cumsum([0, *self.found.widths])
+    def _derivatives(
+        self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any], weights: Any
+    ) -> tuple[Any, Callable[[int, int | None], Any]]:
+        """The sum of the log likelihood, and the function of one or two arguments to their weighted derivatives."""
+        moved, parts = self._shifts(etas, theta, block)
+        zero, axes = jnp.zeros(self.width, self.dtype), jnp.eye(self.width, dtype=self.dtype)
+        first = _along(moved, axes)
+        slopes = first(zero).astype(self.dtype)
+        bends = _along(first, axes)(zero).astype(self.dtype) if order in (Order.DIAGONAL, Order.FULL) else None
+
+        def scale(a: int, b: int | None) -> Any:
+            if b is None:
+                return sum(c * slopes[k] for k, c in parts[a].items())
+            if bends is None:
+                return scale(a, None) * scale(b, None)
+            return sum(c * e * bends[k, m] for k, c in parts[a].items() for m, e in parts[b].items())
+
+        if order is Order.SCORES:
+            return jnp.zeros(()), lambda a, b: _weighted(weights, scale(a, b))
+        value = jnp.sum(_weighted(weights, moved(zero).astype(jnp.float64)))
+        return value, lambda a, b: _weighted(weights, scale(a, b))
+
+    def _shifts(self, etas: list[Any], theta: Any, block: Any) -> tuple[Callable, list[dict[int, Any]]]:
+        """φ of every row with a shift added to the values u that it depends on, and ∂u for each argument.
+
+        If these are not fewer than the arguments, u are the arguments themselves.
+        """
+        if self.straight is not None:
+            straight = self.straight
+            u, at = straight.combined(etas, theta, block), straight.coordinates
+
+            def moved(shift: Any) -> Any:
+                there = theta.at[at].add(shift[u.shape[1] :]) if len(at) else theta
+                return straight.link(u + shift[None, : u.shape[1]], there, block)
+
+            return moved, straight.coefficients(etas, theta, block)
+        starts, coordinates = np.cumsum([0, *self.found.widths]), self.found.coordinates
+
+        def each(shift: Any) -> Any:
             shifted = [eta + shift[None, a:b] for eta, a, b in zip(etas, starts, starts[1:], strict=False)]
             there = theta.at[coordinates].add(shift[starts[-1] :]) if len(coordinates) else theta
             return self.found.link(shifted, there, block)
 
-        zero, axes = jnp.zeros(p, self.dtype), jnp.eye(p, dtype=self.dtype)
-        value = jnp.sum(_weighted(weights, moved(zero).astype(jnp.float64)))
-        first = _along(moved, axes)
-        columns = [x for x, width in zip(matrices, self.found.widths, strict=True) for _ in range(width)]
-        columns += [None] * len(coordinates)
-        slopes = [_weighted(weights, slope) for slope in first(zero).astype(self.dtype)]
-        gradient = tuple(_product(x, None, slope) for x, slope in zip(columns, slopes, strict=True))
-        if order is Order.GRADIENT:
-            return Sums(value, gradient, ())
-        second = _along(first, axes)(zero).astype(self.dtype)
-        if order is Order.DIAGONAL:
-            bends = [_weighted(weights, second[a, a]) for a in range(p)]
-            squares = [None if x is None else x**2 for x in columns]
-            return Sums(value, gradient, tuple(_product(x, None, b) for x, b in zip(squares, bends, strict=True)))
-        bends = [_weighted(weights, second[a, b]) for a, b in self._pairs]
-        pieces = (_product(columns[a], columns[b], bend) for (a, b), bend in zip(self._pairs, bends, strict=True))
-        return Sums(value, gradient, tuple(pieces))
+        return each, [{a: jnp.ones((), self.dtype)} for a in range(self.found.num_arguments)]
 
     def curve(self, order: Order, sums: Sums, point: Any) -> tuple[Any, ...]:
-        """Value, gradient and Hessian (or its diagonal) with respect to θ, from sums over all rows."""
-        gradient = jnp.concatenate([jnp.ravel(piece) for piece in sums.first])
-        d = len(point)
-        if self.places is not None:
-            along = jnp.zeros(d).at[self.places].add(gradient)
-            if order is Order.GRADIENT:
-                return sums.value, along
-            if order is Order.DIAGONAL:
-                bends = jnp.concatenate([jnp.ravel(piece) for piece in sums.second])
-                return sums.value, along, jnp.zeros(d).at[self.places].add(bends)
-            rows, columns = np.meshgrid(self.places, self.places, indexing="ij")
-            return sums.value, along, jnp.zeros((d, d)).at[rows, columns].add(self._hessian(sums))
-        hessian = None if order is Order.GRADIENT else self._hessian(sums)
-        return sums.value, *in_theta(self._coefficients, gradient, hessian, point)
+        """Value, gradient and Hessian (or its diagonal) with respect to θ, from sums over all rows.
 
-    def _coefficients(self, theta: Any) -> Any:
-        """ψ(θ)."""
-        weights = [jnp.ravel(w.T) for w in self.exact.weights(theta)]
-        return jnp.concatenate([*weights, theta[self.found.coordinates]])
+        For the order of scores, the sum of their outer products alone.
+        """
+        layout, d = self._layout(order), len(point)
+        if self.places is None or (order is Order.DIAGONAL and layout.order is Order.FULL):
+            return self._by_chain_rule(order, sums, point)
+        if order is Order.SCORES:
+            return (layout.matrix(sums, self.places, d),)
+        places = np.concatenate(self.places)
+        gradient = jnp.zeros(d).at[places].add(jnp.concatenate(layout.vectors(sums, second=False)))
+        if order is Order.GRADIENT:
+            return sums.value, gradient
+        if order is Order.DIAGONAL:
+            bends = jnp.concatenate(layout.vectors(sums, second=True))
+            return sums.value, gradient, jnp.zeros(d).at[places].add(bends)
+        return sums.value, gradient, layout.matrix(sums, self.places, d)
 
-    def _hessian(self, sums: Sums) -> Any:
-        """The full Hessian in ψ, assembled from the blocks of all pairs of arguments."""
-        p = len(sums.first)
-        pieces: dict[tuple[int, int], Any] = {}
-        for (a, b), piece in zip(self._pairs, sums.second, strict=True):
-            pieces[a, b] = jnp.reshape(piece, (sums.first[a].size, sums.first[b].size))
-            pieces[b, a] = pieces[a, b].T
-        return jnp.block([[pieces[a, b] for b in range(p)] for a in range(p)])
+    def _by_chain_rule(self, order: Order, sums: Sums, point: Any) -> tuple[Any, ...]:
+        """The same if ψ(θ) does not just select: derivatives of gᵀψ + ½ (ψ − ψ₀)ᵀ H (ψ − ψ₀), g and H from the sums.
+
+        The products with H and Jᵀ have the shapes of the sums, so that J, which is sparse, is never multiplied whole.
+        """
+        layout, d, start = self._layout(order), len(point), self._coefficients(point)
+        is_scores = order is Order.SCORES
+        gradient = [jnp.zeros_like(w) for w in start] if is_scores else layout.vectors(sums, second=False)
+
+        def slope(theta: Any) -> Any:
+            now, pull = jax.vjp(self._coefficients, theta)
+            bent = layout.times(sums, [after - before for after, before in zip(now, start, strict=True)])
+            return pull([g + more for g, more in zip(gradient, bent, strict=True)])[0]
+
+        if order is Order.GRADIENT:
+            return sums.value, jax.vjp(self._coefficients, point)[1](gradient)[0]
+
+        def along(i: Any) -> Any:
+            row = jax.jvp(slope, (point,), (jnp.zeros(d).at[i].set(1.0),))[1]
+            return row[i] if order is Order.DIAGONAL else row
+
+        bends = jax.lax.map(along, jnp.arange(d), batch_size=min(d, _DIRECTIONS))
+        return (bends,) if is_scores else (sums.value, slope(point), bends)
+
+    def _coefficients(self, theta: Any) -> list[Any]:
+        """ψ(θ), one part for each argument."""
+        columns = [column for w in self.exact.weights(theta) for column in w.T]
+        return columns + [theta[i : i + 1] for i in self.found.coordinates]
 
 
 def _along(function: Any, axes: Any) -> Any:
@@ -157,17 +214,6 @@ def _weighted(weights: Any, rows: Any) -> Any:
     return jnp.where(weights > 0, weights.astype(rows.dtype) * rows, 0)
 
 
-def _product(left: Any, right: Any, scale: Any) -> Any:
-    """Σ_i scale_i l_i r_iᵀ over a block, converted to float64; None stands for a column of ones."""
-    if left is None and right is None:
-        return jnp.sum(scale.astype(jnp.float64))
-    if right is None:
-        return (scale @ left).astype(jnp.float64)
-    if left is None:
-        return (scale @ right).astype(jnp.float64)
-    return ((left * scale[:, None]).T @ right).astype(jnp.float64)
-
-
 def in_theta(coefficients: Callable, gradient: Any, hessian: Any | None, point: Any) -> tuple[Any, ...]:
     """Gradient and Hessian with respect to θ by the chain rule, from those with respect to ψ(θ); Hessian if given."""
     jacobian = jax.jacfwd(coefficients)(point)
@@ -177,8 +223,8 @@ def in_theta(coefficients: Callable, gradient: Any, hessian: Any | None, point: 
     return jacobian.T @ gradient, jacobian.T @ hessian @ jacobian + bent
 
 
-def per_point(function: Any, theta: Any) -> Any:
-    """Apply a function of one point to each of K points in sequence, so that the block stays in the cache."""
+def each_point(add: Callable, total: Any, theta: Any) -> Any:
+    """Apply add(total, k, point) for each of K points in sequence, so that the block stays in the cache."""
     if theta.shape[0] == 1:
-        return jax.tree.map(functools.partial(jnp.expand_dims, axis=0), function(theta[0]))
-    return jax.lax.map(function, theta)
+        return add(total, 0, theta[0])
+    return jax.lax.fori_loop(0, theta.shape[0], lambda k, total: add(total, k, theta[k]), total)

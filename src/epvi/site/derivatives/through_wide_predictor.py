@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.float64 import promotion_allowed
+from epvi.site.derivatives.cuts import MatrixCut
 from epvi.site.derivatives.linear_predictors import Predictors
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.separability import is_separate
@@ -56,7 +57,9 @@ class Wide:
     # The dtype of per-row arithmetic.
     dtype: Any
 
-    gives_diagonal = False
+    def gives(self, order: Order) -> bool:
+        """Whether derivatives of this order can be computed."""
+        return order in (Order.GRADIENT, Order.FULL)
 
     @property
     def held(self) -> int:
@@ -79,9 +82,14 @@ class Wide:
             shapes[3:] = [(0,)] * 3
         return WideSums(*(np.zeros((num_points, *shape)) for shape in shapes))
 
+    def add(self, order: Order, total: WideSums, at: tuple[Any, ...], point: Any, block: Any, weights: Any) -> WideSums:
+        """The total with a block added at an index of its leading axes, for one point θ."""
+        more = self.sums(order, point, block, weights)
+        return jax.tree.map(lambda whole, part: whole.at[at].add(part), total, more)
+
     def sums(self, order: Order, point: Any, block: Mapping[str, Any], weights: Any) -> WideSums:
         """The sums over a block, at one point θ."""
-        (x,), (w,) = self.found.matrices(block), self.exact.weights(point)
+        x, (w,) = self.found.matrices(self.found.of_rows(block))[0], self.exact.weights(point)
         x, at, theta = x.astype(self.dtype), self.found.coordinates, point.astype(self.dtype)
 
         def summed(eta: Any, beside: Any) -> Any:
@@ -133,7 +141,7 @@ def is_wide(exact: Predictors, d: int, block: Mapping[str, Any]) -> bool:
     functions may define their own derivatives: those between columns must be exactly zero, and at least half of those
     within a column must not be.
     """
-    if len(exact.cuts) != 1 or len(exact.coordinates) > _MOST_BESIDE:
+    if len(exact.cuts) != 1 or not isinstance(exact.cuts[0], MatrixCut) or len(exact.coordinates) > _MOST_BESIDE:
         return False
     width, height = exact.widths[0], exact.cuts[0].height
     if width < 2 or width * height > _MOST_COEFFICIENTS or height**2 > _MOST_PRODUCTS:

@@ -75,6 +75,7 @@ def log_likelihoods(
         # The last block overlaps with the one before, so that all blocks have the same shape.
         first = min(start, n - size)
         block = {name: column[first : first + size] for name, column in columns.items()}
+        programs.refuse_indices(block, np.ones(size), first)
         with jax.enable_x64(True):
             yield np.asarray(programs.rows()(jnp.asarray(theta), block))[:, start - first :]
 
