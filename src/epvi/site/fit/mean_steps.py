@@ -131,7 +131,7 @@ class FirstBound(NamedTuple):
         kept = np.isfinite(at.value) & np.all(np.isfinite(at.gradient), axis=1)
         kept &= np.all(np.isfinite(_second(at)), axis=(1, 2))
         # Of means that did not interact each has gained, but they can have come close to each other.
-        before, after = self.value(placed.at.value, placed.means), self.value(at.value, means)
+        before, after = float(np.sum(search.model.values)), self.value(at.value, means)
         kept &= not after < before - search.precision.rounding * (1 + abs(before))
         radii = np.broadcast_to(search.radius / np.sqrt(len(means) / len(search.radius)), len(means))
         return Placed(
