@@ -16,13 +16,13 @@ from epvi.gaussian.eigen import Eigen, units_of
 from epvi.gaussian.packing import Packing
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.fit.entropy_bound import Overlap, mean_gradient, mean_hessian, overlap
-from epvi.site.fit.newton import LEAST_GAIN, Tolerances, damped_steps
+from epvi.site.fit.newton import LEAST_GAIN, Tolerances, damped_steps, damping_of
 
-# Means interact when the entropy bound changes a Hessian by more than this fraction of its least absolute eigenvalue.
-# Judgement: where it is left out, each of the last steps still removes nine tenths of the distance or more.
-_INTERACTING = 0.1
+# Means interact when the entropy bound changes a model by more than this fraction of its least curvature (absolute
+# eigenvalue and damping). Judgement: if it is left out, each of the last steps still removes nine tenths of the error.
+INTERACTING = 0.1
 # Most trials of a step. Judgement: radii shrink by at least 4 each time, so that the last is a billionth of the first.
-_TRIALS = 16
+TRIALS = 16
 # A gain of less than this many rounding errors of f is not measured by a pass of another kind than that which gave f.
 # Judgement: the rounding errors of two programs differ by that much.
 _RESOLVED = 1000.0
@@ -94,7 +94,9 @@ class FirstBound(NamedTuple):
         gradient, hessian = at.gradient / k + mean_gradient(between), _second(at) / k
         values = (at.value - between.logs) / k
         eigen = _eigen(hessian, units, floor)
-        if not _interact(self.packing, between, eigen):
+        along = np.einsum("bij,bi->bj", eigen.vectors, gradient * units)
+        damped = eigen.size + damping_of(along, eigen.size, _radii(placed))[:, None]
+        if not _interact(self.packing, between, units, np.min(damped, axis=1)):
             return _Model(gradient, eigen, values)
         whole = mean_hessian(self.packing, between).reshape(k, d, k, d)
         whole[np.arange(k), :, np.arange(k), :] += hessian
@@ -109,7 +111,7 @@ class FirstBound(NamedTuple):
     def _search(self, placed: Placed, search: "_Search") -> Curve | None:
         """Try steps until every group has one or can have none; derivatives, if they were computed at the last."""
         means, at, groups = placed.means, None, len(search.taken)
-        for trial in range(_TRIALS):
+        for trial in range(TRIALS):
             if not np.any(search.waiting):
                 break
             step, promised, whole = search.propose()
@@ -168,8 +170,7 @@ class _Search:
         """The search at these means; groups whose decrement is below the tolerance stay."""
         groups = len(model.values)
         size = model.length(placed.means.reshape(groups, -1))
-        radius = np.sqrt(np.sum(placed.radii.reshape(groups, -1) ** 2, axis=1))
-        radius = np.where(np.isfinite(radius), radius, np.maximum(1.0, size))
+        radius = np.sqrt(np.sum(_radii(placed).reshape(groups, -1) ** 2, axis=1))
         _, decrement = model.steps(model.gradient, np.full(groups, np.inf))
         left = np.where(np.isfinite(model.values), decrement, np.nan)
         nothing = np.zeros(groups, bool)
@@ -214,15 +215,20 @@ class _Search:
         return every
 
 
-def _interact(packing: Packing, between: Overlap, eigen: Eigen) -> bool:
-    """Whether the entropy bound changes the quadratic models by a notable fraction of their least curvature."""
-    k = len(eigen.size)
+def _radii(placed: Placed) -> np.ndarray:
+    """The radii; before the first step as long as the means themselves, and at least 1."""
+    first = np.maximum(1.0, np.linalg.norm(placed.means / placed.units, axis=1))
+    return np.where(np.isfinite(placed.radii), placed.radii, first)
+
+
+def _interact(packing: Packing, between: Overlap, units: np.ndarray, least: np.ndarray) -> bool:
+    """Whether the entropy bound changes the models notably, given the least curvature of each, with damping."""
+    k, d = units.shape
     others = np.where(np.eye(k, dtype=bool), 0.0, between.shares + between.shares.T)
-    units = eigen.units[:, None]
     # In the units of mean k the bound's Hessian has eigenvalues of at most r_kj (|a_kj|² + |S_kj⁻¹|).
-    inverses = np.max(units**2 * packing.diagonal(between.inverses, units.shape[-1]), axis=-1)
-    most = others * (np.sum((units * between.slopes) ** 2, axis=-1) + inverses)
-    return bool(np.any(most > k * _INTERACTING * np.min(eigen.size, axis=-1, keepdims=True)))
+    inverses = np.max(units[:, None] ** 2 * packing.diagonal(between.inverses, d), axis=-1)
+    most = others * (np.sum((units[:, None] * between.slopes) ** 2, axis=-1) + inverses)
+    return bool(np.any(most > k * INTERACTING * least[:, None]))
 
 
 def _second(at: Curve) -> np.ndarray:

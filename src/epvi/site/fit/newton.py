@@ -200,13 +200,13 @@ def damped_steps(gradient: np.ndarray, eigen: Eigen, radius: np.ndarray) -> tupl
     """
     along = np.einsum("bij,bi->bj", eigen.vectors, gradient * eigen.units)
     eigenvalues = eigen.size
-    damping = _damping(along, eigenvalues, radius)
-    coordinates = along / (eigenvalues + damping[:, None])
+    added = damping_of(along, eigenvalues, radius)
+    coordinates = along / (eigenvalues + added[:, None])
     promised = np.sum(along * coordinates - 0.5 * eigenvalues * coordinates**2, axis=1)
     return np.einsum("bij,bj->bi", eigen.vectors, coordinates) * eigen.units, promised
 
 
-def _damping(along: np.ndarray, eigenvalues: np.ndarray, radius: np.ndarray) -> np.ndarray:
+def damping_of(along: np.ndarray, eigenvalues: np.ndarray, radius: np.ndarray) -> np.ndarray:
     """The least ν ≥ 0 for which |(|H| + ν)⁻¹ g| is within the radius.
 
     Newton's method for 1/|p| = 1/radius, which is nearly linear in ν; from below it converges monotonically (Nocedal &

@@ -16,6 +16,7 @@ from epvi.gaussian.structure import Structure
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.fit.entropy_bound import best_covariances, mean_gradient, overlap
 from epvi.site.fit.mean_steps import FirstBound, Placed
+from epvi.site.fit.means_apart import maximise
 from epvi.site.fit.modes import second_order
 from epvi.site.fit.newton import Tolerances
 
@@ -102,7 +103,7 @@ class Sweeps:
             return Placed.of(moved, self.curve(moved))
         before = Placed.of(means, self.curve(means)) if before is None else before
         bound = FirstBound(self.subposterior, self._packing, covariances)
-        return bound.maximise(before, self.precision._replace(trusting=False), _STEPS_PER_SWEEP)
+        return maximise(bound, before, self.precision._replace(trusting=False), _STEPS_PER_SWEEP)
 
     def _curvature(self, at: Curve) -> np.ndarray:
         assert at.hessian is not None
