@@ -66,6 +66,11 @@ class Sweeps:
     # Change of L2, in nats, below which the sweeps stop.
     tolerance: float
 
+    def roughly(self, tolerance: float) -> "Sweeps":
+        """Sweeps that stop at this tolerance, in nats: on a subsample, from which sweeps on more rows go on."""
+        precision = self.precision._replace(tolerance=max(tolerance, self.precision.tolerance))
+        return dataclasses.replace(self, precision=precision, tolerance=max(tolerance, self.tolerance))
+
     def run(self, means: np.ndarray, covariances: np.ndarray, rng: np.random.Generator) -> Components:
         """Alternate means (L1) and covariances (L2) until L2 changes by less than the tolerance."""
         history: list[float] = []
