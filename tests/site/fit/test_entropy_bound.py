@@ -51,6 +51,7 @@ def test_the_bound_and_its_derivatives_equal_their_plain_forms(structure):
     means, packed, matrices = components(structure)
     at = overlap(packing, means, packed)
     assert at.bound == pytest.approx(naive_bound(means, matrices), abs=1e-12)
+    assert -np.mean(at.logs) == pytest.approx(at.bound, abs=1e-12)
 
     def of_means(flat):
         return naive_bound(flat.reshape(K, D), matrices)

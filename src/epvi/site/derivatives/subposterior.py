@@ -193,7 +193,7 @@ class Subposterior:
         """
         with jax.enable_x64(True), promotion_allowed():
             program = self.programs.remainders()
-            made = [program(centre, theta, block) for block, _ in self._blocks()]
+            made = [program(centre, theta, block) for block, _ in self.blocks()]
             sizes = np.concatenate([np.asarray(part, np.float64) for part in made], axis=1)[:, : self.num_rows]
         finite = np.isfinite(sizes)
         sizes = np.where(finite, sizes, np.max(sizes, axis=1, initial=0.0, where=finite, keepdims=True))
@@ -217,7 +217,7 @@ class Subposterior:
         """Refuse rows with observed values outside the support of their distribution, and indices out of range."""
         with jax.enable_x64(True):
             counts: dict[str, int] = {}
-            for number, (block, weights) in enumerate(self._blocks()):
+            for number, (block, weights) in enumerate(self.blocks()):
                 self.programs.refuse_indices(block, weights, number * self.rows_per_block)
                 for name, count in self.programs.outside()(block, weights).items():
                     counts[name] = counts.get(name, 0) + int(count)
@@ -232,7 +232,10 @@ class Subposterior:
         """Log p_m at any number of points, `batch` at a time."""
         short = -len(theta) % batch
         filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)])
-        parts = [self._sweep(self.programs.value, part) for part in np.split(filled, len(filled) // batch)]
+        # A pass that computes values only holds the observed numbers of a block once for each point.
+        numbers = batch * self.programs.target.terms
+        size = min(max(2 ** int(math.log2(max(_CACHE // numbers, 1))), _LEAST_BLOCK), self.rows_per_block)
+        parts = [self._sweep(self.programs.value, part, size) for part in np.split(filled, len(filled) // batch)]
         return np.concatenate([np.asarray(part) for part in parts])[: len(theta)]
 
     def gradient(self, theta: np.ndarray) -> Curve:
@@ -262,35 +265,41 @@ class Subposterior:
 
     def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "d d"]:
         """The sum over rows of the outer products of their score vectors (the empirical Fisher information)."""
-        made = self.programs.scores(next(iter(self._blocks()), (None, None))[0])
+        made = self.programs.scores(next(iter(self.blocks()), (None, None))[0])
         with jax.enable_x64(True), promotion_allowed():
             theta, total = jnp.asarray(point, jnp.float64)[None], made.zero(1)
-            for block, weights in self._blocks():
+            for block, weights in self.blocks():
                 total = made.add(total, theta, block, weights)
             return np.asarray(made.finish(total, theta, self.prior)[0][0])
 
-    def _sweep(self, program: Callable[[Any], Pass], theta: np.ndarray) -> Any:
-        """Make one pass over all blocks."""
+    def _sweep(self, program: Callable[[Any], Pass], theta: np.ndarray, size: int | None = None) -> Any:
+        """Make one pass over all blocks, by default of `rows_per_block` rows."""
         start = time.perf_counter()
-        made = program(next(iter(self._blocks()), (None, None))[0])
+        made = program(next(iter(self.blocks(size=size)), (None, None))[0])
         with jax.enable_x64(True):
             points = jnp.asarray(theta, jnp.float64)
             total = [made.zero(len(theta))]
             # JAX computes asynchronously: rows may be released only after the computation has caught up.
-            for block, weights in self._blocks(lambda: jax.block_until_ready(total[0])):
+            for block, weights in self.blocks(lambda: jax.block_until_ready(total[0]), size):
                 total[0] = made.add(total[0], points, block, weights)
             done = jax.block_until_ready(made.finish(total[0], points, self.prior))
-        self.passes += 1
-        self.report(int(self.passes))
-        self.seconds += time.perf_counter() - start
+        self.count(1, time.perf_counter() - start)
         return done
 
-    def _blocks(self, settled: Callable[[], Any] = lambda: None) -> Iterator[tuple[Columns, np.ndarray]]:
+    def count(self, passes: int, seconds: float) -> None:
+        """Add to the number of passes, and to the time that they took."""
+        self.passes += passes
+        self.seconds += seconds
+        self.report(int(self.passes))
+
+    def blocks(
+        self, settled: Callable[[], Any] = lambda: None, size: int | None = None
+    ) -> Iterator[tuple[Columns, np.ndarray]]:
         """Blocks of equal size with the weights of their rows; the last is padded with its last row, with weight zero.
 
         Every few blocks `settled` is called, which waits for computations on them, and then their memory is released.
         """
-        size, held = self.rows_per_block, 0
+        size, held = size or self.rows_per_block, 0
         for start in range(0, self.num_rows, size):
             if start - held >= self._window:
                 settled()

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 from scipy.optimize import minimize
-from scipy.special import logsumexp
 
 from epvi.gaussian.packing import Packing
 
@@ -23,8 +22,10 @@ _LOG_2PI = float(np.log(2 * np.pi))
 class Overlap(NamedTuple):
     """E and the terms of its derivatives."""
 
-    # E, in nats.
+    # E, in nats: minus the average of log q_k.
     bound: float
+    # log q_k = log (1/K) Σ_j N(μ_k; μ_j, S_kj).
+    logs: Float[np.ndarray, " K"]
     # Responsibilities r_kj = N(μ_k; μ_j, S_kj) / Σ_i N(μ_k; μ_i, S_ki).
     shares: Float[np.ndarray, "K K"]
     # S_kj⁻¹, packed.
@@ -41,8 +42,12 @@ def overlap(packing: Packing, means: np.ndarray, covariances: np.ndarray) -> Ove
     delta = means[:, None] - means[None, :]
     slopes = packing.times(inverses, delta)
     logs = -0.5 * (np.sum(delta * slopes, axis=-1) + log_dets + d * _LOG_2PI)
-    totals = np.asarray(logsumexp(logs, axis=1))
-    return Overlap(float(np.log(k) - np.mean(totals)), np.exp(logs - totals[:, None]), inverses, slopes)
+    # In place of SciPy's logsumexp, whose checks take longer than all of this; no term is infinite.
+    most = logs.max(axis=1)
+    terms = np.exp(logs - most[:, None])
+    sums = terms.sum(axis=1)
+    own = most + np.log(sums / k)
+    return Overlap(-float(own.mean()), own, terms / sums[:, None], inverses, slopes)
 
 
 def mean_gradient(at: Overlap) -> Float[np.ndarray, "K d"]:
@@ -64,23 +69,17 @@ def mean_hessian(packing: Packing, at: Overlap) -> Float[np.ndarray, "D D"]:
     μ_k and a_kj for μ_j, and ḡ_k = Σ_j r_kj g_kj.
     """
     k, d = at.slopes.shape[1:]
-    total = np.zeros((k, d, k, d))
-    for i in range(k):
-        pull = np.zeros((k, k, d))  # g_ij for every j, over all means
-        pull[np.arange(k), np.arange(k)] = at.slopes[i]
-        pull[:, i] -= at.slopes[i]
-        flat = pull.reshape(k, k * d)
-        average = at.shares[i] @ flat
-        curved = (at.shares[i][:, None] * flat).T @ flat - np.outer(average, average)
-        total += curved.reshape(k, d, k, d)
-        for j in range(k):
-            if i != j:
-                precision = at.shares[i, j] * packing.dense(at.inverses[i, j], d)
-                total[i, :, i, :] -= precision
-                total[j, :, j, :] -= precision
-                total[i, :, j, :] += precision
-                total[j, :, i, :] += precision
-    return -total.reshape(k * d, k * d) / k
+    shares = np.where(np.eye(k, dtype=bool), 0.0, at.shares)
+    # r_ij (a_ij a_ijᵀ − S_ij⁻¹) enters the blocks (i, i) and (j, j), and with the other sign (i, j) and (j, i).
+    outer = at.slopes[..., :, None] * at.slopes[..., None, :] - packing.dense(at.inverses, d)
+    pairs = shares[..., None, None] * outer
+    pairs = pairs + np.swapaxes(pairs, 0, 1)
+    total = -np.swapaxes(pairs, 1, 2)
+    total[np.arange(k), :, np.arange(k), :] += np.sum(pairs, axis=1)
+    average = shares[..., None] * at.slopes
+    average[np.arange(k), np.arange(k)] -= np.sum(average, axis=1)
+    average = average.reshape(k, k * d)
+    return -(total.reshape(k * d, k * d) - average.T @ average) / k
 
 
 def best_covariances(packing: Packing, means: np.ndarray, precisions: np.ndarray, start: np.ndarray) -> np.ndarray:

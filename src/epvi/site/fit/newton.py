@@ -19,7 +19,7 @@ Evaluate = Callable[[np.ndarray, np.ndarray], Sequence[np.ndarray]]
 
 # A step is accepted if it gains at least this fraction of what the quadratic model predicts: the usual constant of
 # sufficient increase (Nocedal & Wright 2006, section 3.1).
-_LEAST_GAIN = 1e-4
+LEAST_GAIN = 1e-4
 # Most iterations for the damping ν that makes a step as long as the radius, which need hold only to 0.1 %. Judgement:
 # the iteration converges within a few.
 _DAMPINGS = 20
@@ -106,7 +106,7 @@ def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_step
         good = np.all(np.isfinite(new[1]), axis=1) & np.all(np.isfinite(new[2]), axis=(1, 2))
         # Near the maximum the gain is below the rounding error: there steps are accepted without a check of the gain.
         drowned = promised <= rounding * (1 + np.abs(value))
-        taken = active & good & ((gain >= _LEAST_GAIN * promised) | (drowned & np.isfinite(gain)))
+        taken = active & good & ((gain >= LEAST_GAIN * promised) | (drowned & np.isfinite(gain)))
         length = newton.length(step)
         with np.errstate(invalid="ignore"):
             ratio = np.where(drowned & taken, 1.0, gain / np.maximum(promised, 1e-300))
@@ -189,24 +189,24 @@ def _within(
     long = active & (newton.length(step) > radius * (1 + 1e-3))
     if np.any(long):
         eigen = eigen_of(hessian[long], floor)
-        step[long], promised[long] = _steps(gradient[long], eigen, radius[long])
+        step[long], promised[long] = damped_steps(gradient[long], eigen, radius[long])
     return step, promised
 
 
-def _steps(gradient: np.ndarray, eigen: Eigen, radius: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def damped_steps(gradient: np.ndarray, eigen: Eigen, radius: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Trust-region step p = (|H| + νI)⁻¹ g, in scaled coordinates, and its predicted gain gᵀp − ½pᵀ|H|p.
 
     ν ≥ 0 is the least damping that keeps |p| within the radius.
     """
     along = np.einsum("bij,bi->bj", eigen.vectors, gradient * eigen.units)
     eigenvalues = eigen.size
-    damping = _damping(along, eigenvalues, radius)
-    coordinates = along / (eigenvalues + damping[:, None])
+    added = damping_of(along, eigenvalues, radius)
+    coordinates = along / (eigenvalues + added[:, None])
     promised = np.sum(along * coordinates - 0.5 * eigenvalues * coordinates**2, axis=1)
     return np.einsum("bij,bj->bi", eigen.vectors, coordinates) * eigen.units, promised
 
 
-def _damping(along: np.ndarray, eigenvalues: np.ndarray, radius: np.ndarray) -> np.ndarray:
+def damping_of(along: np.ndarray, eigenvalues: np.ndarray, radius: np.ndarray) -> np.ndarray:
     """The least ν ≥ 0 for which |(|H| + ν)⁻¹ g| is within the radius.
 
     Newton's method for 1/|p| = 1/radius, which is nearly linear in ν; from below it converges monotonically (Nocedal &

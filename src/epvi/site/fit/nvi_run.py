@@ -73,7 +73,8 @@ class Fitting:
         works[0]._refuse_non_finite(starts[:k])
         components = Components(starts[:k], np.array(unit), (), False, False)
         for work in works:
-            components = work.sweeps.run(components.means, components.covariances, rng)
+            sweeps = work.sweeps if work is works[-1] else work.sweeps.roughly(NEAR_ENOUGH)
+            components = sweeps.run(components.means, components.covariances, rng)
         means = components.means
         near = self._near(means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
         drawn = self.draw(components, rng, near)

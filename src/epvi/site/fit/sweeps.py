@@ -14,9 +14,11 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structure import Structure
 from epvi.site.derivatives.subposterior import Curve, Subposterior
-from epvi.site.fit.entropy_bound import best_covariances, mean_gradient, mean_hessian, overlap
+from epvi.site.fit.entropy_bound import best_covariances, mean_gradient, overlap
+from epvi.site.fit.mean_steps import FirstBound, Placed
+from epvi.site.fit.means_apart import maximise
 from epvi.site.fit.modes import second_order
-from epvi.site.fit.newton import Tolerances, climb
+from epvi.site.fit.newton import Tolerances
 
 # Most Newton steps of the means in a sweep. Judgement: they need not converge, since the next sweep continues.
 _STEPS_PER_SWEEP = 25
@@ -64,13 +66,20 @@ class Sweeps:
     # Change of L2, in nats, below which the sweeps stop.
     tolerance: float
 
+    def roughly(self, tolerance: float) -> "Sweeps":
+        """Sweeps that stop at this tolerance, in nats: on a subsample, from which sweeps on more rows go on."""
+        precision = self.precision._replace(tolerance=max(tolerance, self.precision.tolerance))
+        return dataclasses.replace(self, precision=precision, tolerance=max(tolerance, self.tolerance))
+
     def run(self, means: np.ndarray, covariances: np.ndarray, rng: np.random.Generator) -> Components:
         """Alternate means (L1) and covariances (L2) until L2 changes by less than the tolerance."""
         history: list[float] = []
         guarded = np.zeros(len(means), bool)
         best, nudged, done = Components(means, covariances, (-np.inf,), False, False), 0, False
+        placed = None
         for _ in range(self.max_sweeps):
-            means, value, curvature = self._move_means(means, covariances)
+            placed = self._move_means(means, covariances, placed)
+            means, value, curvature = placed.means, placed.at.value, self._curvature(placed.at)
             precisions, guarded = self._packing.guarded(curvature, self.precision.floor)
             covariances = best_covariances(self._packing, means, precisions, covariances)
             entropy = overlap(self._packing, means, covariances).bound
@@ -84,7 +93,7 @@ class Sweeps:
                 # covariances at the same time leaves it; either alone returns to it.
                 means = means + np.sqrt(self._variances(covariances)) * rng.standard_normal(means.shape)
                 covariances = 0.5 * covariances
-                nudged += 1
+                nudged, placed = nudged + 1, None
             elif still or len(history) - len(best.history) >= _SWEEPS_WITHOUT_GAIN:
                 done = still
                 break
@@ -92,22 +101,18 @@ class Sweeps:
             return Components(means, covariances, tuple(history), True, bool(np.any(guarded)))
         return best._replace(history=tuple(history))
 
-    def _move_means(self, means: np.ndarray, covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The means that maximise L1, with f and the packed curvature −∇²f there."""
-        k, d = means.shape
-        if second_order(k, d):
-            found = climb(
-                lambda flat, active: self._first_bound(flat, covariances),
-                means.reshape(1, -1),
-                self.precision._replace(trusting=False),
-                _STEPS_PER_SWEEP,
-            )
-            moved = found.points.reshape(k, d)
-        else:
+    def _move_means(self, means: np.ndarray, covariances: np.ndarray, before: Placed | None) -> Placed:
+        """The means that maximise L1, with f and its derivatives there; `before` is what is known at the means."""
+        if not second_order(*means.shape):
             moved = self._move_first_order(means, covariances)
-        at = self.curve(moved)
+            return Placed.of(moved, self.curve(moved))
+        before = Placed.of(means, self.curve(means)) if before is None else before
+        bound = FirstBound(self.subposterior, self._packing, covariances)
+        return maximise(bound, before, self.precision._replace(trusting=False), _STEPS_PER_SWEEP)
+
+    def _curvature(self, at: Curve) -> np.ndarray:
         assert at.hessian is not None
-        return moved, at.value, self.packed(-at.hessian, at.form)
+        return self.packed(-at.hessian, at.form)
 
     @property
     def _packing(self) -> Packing:
@@ -117,18 +122,6 @@ class Sweeps:
         """f at the means with its derivatives; only the Hessian's diagonal if the structure and d need no more."""
         whole = self._packing.whole or second_order(1, self.subposterior.dim)
         return (self.subposterior.full if whole else self.subposterior.diagonal)(means)
-
-    def _first_bound(self, flat: np.ndarray, covariances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """L1 of all means as one vector, with its gradient and Hessian."""
-        k, d = len(covariances), self.subposterior.dim
-        means = flat.reshape(k, d)
-        at, between = self.subposterior.full(means), overlap(self._packing, means, covariances)
-        assert at.hessian is not None
-        hessian = mean_hessian(self._packing, between).reshape(k, d, k, d)
-        hessian[np.arange(k), :, np.arange(k), :] += at.hessian / k
-        gradient = at.gradient / k + mean_gradient(between)
-        value = np.mean(at.value) + between.bound
-        return np.array([value]), gradient.reshape(1, -1), hessian.reshape(1, k * d, k * d)
 
     def _move_first_order(self, means: np.ndarray, covariances: np.ndarray) -> np.ndarray:
         def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
