@@ -17,7 +17,9 @@ from epvi.ground.compiled import Held, kept, number_of
 from epvi.ground.errors import EpviError
 from epvi.site.derivatives.flat_program import Program, flattened
 from epvi.site.derivatives.gathers import Index, find_indices, first_outside
+from epvi.site.derivatives.kinds import Kind, kind_of, rows_dtype
 from epvi.site.derivatives.linear_predictors import find_predictors
+from epvi.site.derivatives.on_subsamples import by_part, remainders
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.prior_part import PriorPart
 from epvi.site.derivatives.through_predictors import Linked, each_point
@@ -27,9 +29,6 @@ from epvi.site.model.target import Target
 
 # Number of rows on which linear predictors are searched for in float64. Judgement: few, since `is_wide` evaluates them.
 _ROWS_TO_LOOK = 8
-
-# Name, shape and dtype of every column of a block: blocks of one kind share compiled programs.
-Kind = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def programs_of(model: Model, rows: Mapping[str, np.ndarray]) -> "Programs":
@@ -96,18 +95,7 @@ class Programs(Held):
 
         They are over each of `count` consecutive parts of `size` rows, and over all rows behind these.
         """
-        return self._once(("by part", count, size), functools.partial(self._by_part, count, size))
-
-    def _by_part(self, count: int, size: int, theta: Any, rows: Any, weights: Any) -> Any:
-        dtype = rows_dtype(kind_of(rows))
-
-        def sums(point: Any) -> Any:
-            found = self.target.log_likelihood(point.astype(dtype), rows).astype(jnp.float64)
-            found = jnp.where(weights > 0, weights * found, 0.0)
-            parts = jnp.sum(found[: count * size].reshape(count, size), axis=1)
-            return jnp.append(parts, jnp.sum(found[count * size :]))
-
-        return jax.vmap(sums)(theta)
+        return self._once(("by part", count, size), functools.partial(by_part, self.target, count, size))
 
     def scores(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: the sum over rows of the outer products of their score vectors, (d, d); without the prior."""
@@ -124,22 +112,7 @@ class Programs(Held):
 
         The curvature is the second-order term of the row's expansion about the centre, the remainder what is left over.
         """
-        return self._once("remainders", self._remainders)
-
-    def _remainders(self, centre: Any, theta: Any, block: Any) -> Any:
-        dtype = rows_dtype(kind_of(block))
-
-        def sizes(point: Any) -> Any:
-            def along(t: Any) -> Any:
-                return self.target.log_likelihood((centre + t * (point - centre)).astype(dtype), block)
-
-            def slope(t: Any) -> Any:
-                return jax.jvp(along, (t,), (jnp.ones(()),))
-
-            (value, first), (_, second) = jax.jvp(slope, (jnp.zeros(()),), (jnp.ones(()),))
-            return jnp.abs(jnp.stack([second, along(jnp.ones(())) - value - first - 0.5 * second]))
-
-        return jnp.mean(jax.lax.map(sizes, theta), axis=0)
+        return self._once("remainders", functools.partial(remainders, self.target))
 
     def at_one_point(self) -> Callable:
         """At one point θ: log prior, its directional derivative along θ, and the log likelihoods of a block's rows."""
@@ -328,20 +301,6 @@ class Programs(Held):
             return prior.log_density(self.target, point)
 
         return _added(total, jax.vmap(order.derived(log_density))(theta))
-
-
-def kind_of(block: Mapping[str, Any], num_rows: int | None = None) -> Kind:
-    """The kind of a block, with its own number of rows or with `num_rows`; each kind needs its own program."""
-    return tuple(
-        (name, (len(column) if num_rows is None else num_rows, *column.shape[1:]), np.dtype(column.dtype).str)
-        for name, column in block.items()
-    )
-
-
-def rows_dtype(kind: Kind) -> Any:
-    """The dtype of per-row arithmetic: float32 if all floating-point columns are float32, else float64."""
-    floats = {dtype for _, _, dtype in kind if np.dtype(dtype).kind == "f"}
-    return jnp.float32 if floats == {np.dtype(np.float32).str} else jnp.float64
 
 
 def _slices(window: Mapping[str, Any], start: Any, size: int) -> dict[str, Any]:

@@ -18,8 +18,9 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from epvi.ground.float64 import promotion_allowed
+from epvi.site.derivatives.kinds import kind_of
 from epvi.site.derivatives.order import Order
-from epvi.site.derivatives.passes import Programs, kind_of
+from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.windows import Call, Windows
 from epvi.site.rows.columns import Columns, let_go
 
