@@ -27,6 +27,9 @@ _ROWS_PER_PART = 512
 # Least number of rows of a subsample, if it is one of several shards' together. Judgement: their Hessian is compared
 # with that of all rows.
 _LEAST_ROWS_PER_PART = 64
+# The same for each parameter, over all subsamples: by the Marchenko-Pastur law the Hessians of subsamples and of all rows
+# then differ by less than `ALIKE` in every direction. Judgement.
+_ROWS_PER_PARAMETER = 16
 # Least number of rows of a "tall" shard, on which expansions are used: 8 times the rows of the subsamples, 32,768.
 # Below, a pass over all rows costs about as much. Judgement.
 TALL = 8 * PARTS * _ROWS_PER_PART
@@ -137,13 +140,14 @@ def expand(
     return made
 
 
-def sizes_of_parts(num_rows: int, share: float = 1.0) -> list[int]:
+def sizes_of_parts(num_rows: int, share: float = 1.0, d: int = 1) -> list[int]:
     """Rows per subsample, to be tried in this order until the standard error is small enough.
 
-    `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more.
+    `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more. The
+    Hessian of d parameters takes rows in proportion to be like that of all rows.
     """
     sizes = []
-    size = max(round(_ROWS_PER_PART * share), _LEAST_ROWS_PER_PART)
+    size = max(round(_ROWS_PER_PART * share), _LEAST_ROWS_PER_PART, _ROWS_PER_PARAMETER * d // PARTS)
     while 8 * PARTS * size <= num_rows:
         sizes.append(size)
         size *= _MORE

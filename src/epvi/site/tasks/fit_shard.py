@@ -141,7 +141,8 @@ def fit_columns(
     together = None if tried else fit_regular(programs, columns, [part], [subposterior.num_rows], plan)[0]
     if together is not None:
         return together
-    made = plan.inference.fit(subposterior.bounded(), columns, **plan.keys(part))
+    inference = plan.inference.settled(programs.target.space.dim, part.num_shards)
+    made = inference.fit(subposterior.bounded(), columns, **plan.keys(part))
     return _shard_fit(programs, columns, part, plan, made, time.perf_counter() - start)
 
 
@@ -162,7 +163,8 @@ def fit_regular(
     windows = Windows.of(np.array(sizes), window, max(sizes))
     subposteriors = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)), report=report)
     keys = [plan.keys(part) for part in parts]
-    made = plan.inference.fit_together(subposteriors, common=keys[0]["common"], keys=[one["key"] for one in keys])
+    inference = plan.inference.settled(subposteriors.dim, parts[0].num_shards)
+    made = inference.fit_together(subposteriors, common=keys[0]["common"], keys=[one["key"] for one in keys])
     fits: list[ShardFit | None] = []
     for part, fit, begin, size in zip(parts, made, windows.bounds[:-1], sizes, strict=True):
         own = {name: column[begin : begin + size] for name, column in columns.items()}

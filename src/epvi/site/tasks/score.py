@@ -23,14 +23,18 @@ from epvi.ground.seeds import SeedStream
 from epvi.ground.verb import verb
 from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.derivatives.expansion_cache import ExpansionCache
+from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns, generator
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.tasks.fingerprint import hash_rows
 from epvi.site.tasks.fit_shard import ONE_SITE, as_model, parse_shard, provenance
 from epvi.site.tasks.predictive import same_coding, same_space
+from epvi.site.tasks.score_many import MANY, ManyParameters
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, Provenance
@@ -154,7 +158,43 @@ def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking)
     """Scores, derivatives and moments, by Taylor expansions where they are accurate enough."""
     tall = subposterior.num_rows >= TALL and not asking.exact
     made = by_expansions(subposterior, draws, shard, asking) if tall else None
-    return made if made is not None else _by_all_rows(subposterior, draws, asking)
+    if made is not None:
+        return made
+    if draws.form.whole and subposterior.dim > MANY:
+        return _with_many_parameters(subposterior, draws, shard, asking)
+    return _by_all_rows(subposterior, draws, asking)
+
+
+def _with_many_parameters(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
+    """The answers of one shard with many parameters."""
+    programs, columns, size = subposterior.programs, subposterior.rows, subposterior.num_rows
+    windows = Windows.of(np.array([size]), block_size(programs, columns, size, 1), size)
+    each = Subposteriors(programs, columns, windows, np.array([float(draws.share_of(shard).prior)]), np.ones(1))
+    own = [taylors_about(each, centre) for centre in draws.centres]
+    many = ManyParameters(each, own, draws, [shard], np.array([asking.share]), asking.exact)
+    (made,) = answers_of_many(many)
+    subposterior.passes += each.passes[0]
+    return made
+
+
+def taylors_about(each: Subposteriors, centre: Float[np.ndarray, " d"]) -> Taylors:
+    """The expansion of every shard about one centre."""
+    centres = np.tile(centre, (each.num_shards, 1))
+    return Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
+
+
+def answers_of_many(many: ManyParameters) -> list[Answers]:
+    """The answers of shards with many parameters."""
+    each, draws, own = many.each, many.draws, many.own
+    values, products = _finite(many.values(draws.theta)), many.products()
+    moments = many.moments() if len(draws.base) else [None] * each.num_shards
+    prior = each.prior_alone(own[0].centre, np.arange(each.num_shards))[1]
+    answers = []
+    for b in range(each.num_shards):
+        centres = Derivatives(*(np.stack([getattr(one, name)[b] for one in own]) for name in Derivatives._fields))
+        rows = Variation(own[0].gradient[b] - prior[b], products[b])
+        answers.append(checked(Answers(values[b], np.zeros(len(draws.theta)), centres, rows, moments[b], True)))
+    return answers
 
 
 def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> Answers:
@@ -175,10 +215,13 @@ def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> An
 
 def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
     """The answers by Taylor expansions about the centres; None if no size of subsamples is accurate enough."""
+    sizes = sizes_of_parts(subposterior.num_rows, asking.share, subposterior.dim if draws.form.whole else 1)
+    if not sizes:
+        return None
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
-    for size in sizes_of_parts(subposterior.num_rows, asking.share):
+    for size in sizes:
         rng = generator(jax.random.fold_in(key, shard))
         near = expand(subposterior, places, wholes, rng, size)
         if not all(around.is_alike for around in near):

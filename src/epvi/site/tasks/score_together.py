@@ -23,10 +23,23 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.score import CERTAIN, Answers, Asking, by_expansions, checked, scores_of
+from epvi.site.tasks.score import (
+    CERTAIN,
+    Answers,
+    Asking,
+    answers_of_many,
+    by_expansions,
+    checked,
+    scores_of,
+    taylors_about,
+)
+from epvi.site.tasks.score_many import MANY, ManyParameters
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part
+
+# Most products of two coordinates of a displacement, counted twice, that are in memory at once: 256 MB. Judgement.
+_MOST_PRODUCTS = 2**26
 
 
 def answer_together(
@@ -40,7 +53,8 @@ def answer_together(
 ) -> list[Scores] | None:
     """The scores of shards whose rows lie one after the other; `all_rows` is the number of rows of all shards."""
     start, num_rows = time.perf_counter(), sum(sizes)
-    if draws.form is not WHOLE or num_rows < TALL or asking.exact:
+    expands, many = num_rows >= TALL and not asking.exact, programs.target.space.dim > MANY
+    if draws.form is not WHOLE or not (expands or many):
         return None
     window = block_size(programs, columns, num_rows, 1)
     windows = Windows.of(np.array(sizes), window, max(sizes))
@@ -48,29 +62,33 @@ def answer_together(
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
     batch = Subposterior.of(programs, columns, sum((part.prior for part in parts), Fraction(0)), asking.rows_per_block)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        own = [_taylors(each, centre) for centre in draws.centres]
+        own = [taylors_about(each, centre) for centre in draws.centres]
         memory = ExpansionCache(known=[(one.centre[0], _summed(one)) for one in own])
         share = num_rows / all_rows
         # Twice the share: half of the posterior's rows get the usual subsample, as one of two shards does.
         asked = dataclasses.replace(asking, memory=memory, certain=CERTAIN * np.sqrt(share), share=min(2 * share, 1.0))
-        made = by_expansions(batch, draws, parts[0].shard, asked)
-        if made is None:
+        made = by_expansions(batch, draws, parts[0].shard, asked) if expands else None
+        if made is not None:
+            answers = _allotted(own, made, draws, np.array(sizes) / num_rows)
+            answers = [checked(one) for one in _with_scores_of_rows(answers, each, own[0])]
+        elif many:
+            shards, shares = [part.shard for part in parts], np.array(sizes) / all_rows
+            answers = answers_of_many(ManyParameters(each, own, draws, shards, shares, asking.exact))
+        else:
             return None
-        products, prior = each.spread(draws.centres[0]), each.prior_alone(own[0].centre, np.arange(len(parts)))[1]
-        answers = _allotted(own, made, draws, np.array(sizes) / num_rows)
     seconds = time.perf_counter() - start
-    scores = []
-    for m, (part, size, answer) in enumerate(zip(parts, sizes, answers, strict=True)):
-        rows = Variation(own[0].gradient[m] - prior[m], products[m])
-        effort = int(each.passes[m]), seconds * size / num_rows
-        scores.append(scores_of(programs, size, draws, part, asking, checked(answer._replace(rows=rows)), effort))
-    return scores
+    efforts = [(int(each.passes[m]), seconds * size / num_rows) for m, size in enumerate(sizes)]
+    return [
+        scores_of(programs, size, draws, part, asking, answer, effort)
+        for part, size, answer, effort in zip(parts, sizes, answers, efforts, strict=True)
+    ]
 
 
-def _taylors(each: Subposteriors, centre: Float[np.ndarray, " d"]) -> Taylors:
-    """The expansion of every shard about one centre."""
-    centres = np.tile(centre, (each.num_shards, 1))
-    return Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
+def _with_scores_of_rows(answers: list[Answers], each: Subposteriors, own: Taylors) -> list[Answers]:
+    """The answers with sum and outer products of the rows' scores at the first centre."""
+    products, prior = each.spread(own.centre[0]), each.prior_alone(own.centre, np.arange(len(answers)))[1]
+    rows = (Variation(g - p, product) for g, p, product in zip(own.gradient, prior, products, strict=True))
+    return [answer._replace(rows=one) for answer, one in zip(answers, rows, strict=True)]
 
 
 def _summed(one: Taylors) -> Taylor:
@@ -102,8 +120,11 @@ def _expanded(own: list[Taylors], theta: np.ndarray, nearest: np.ndarray) -> Flo
 
 
 def _quadratics(one: Taylors, delta: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "B S"]:
-    """All shards' expansions at the same displacements, as one matrix product over the products δ_i δ_j."""
+    """All shards' expansions at the same displacements: by one matrix product over the products δ_i δ_j, if few."""
     d = delta.shape[1]
+    if delta.size * d > _MOST_PRODUCTS:
+        bent = np.stack([np.sum((delta @ hessian) * delta, axis=1) for hessian in one.hessian])
+        return one.value[:, None] + one.gradient @ delta.T + 0.5 * bent
     rows, columns = np.triu_indices(d)
     doubled = np.where(rows == columns, 0.5, 1.0) * one.hessian[:, rows, columns]
     return one.value[:, None] + one.gradient @ delta.T + doubled @ (delta[:, rows] * delta[:, columns]).T
