@@ -27,8 +27,8 @@ _ROWS_PER_PART = 512
 # Least number of rows of a subsample, if it is one of several shards' together. Judgement: their Hessian is compared
 # with that of all rows.
 _LEAST_ROWS_PER_PART = 64
-# The same for each parameter, over all subsamples: by the Marchenko-Pastur law the Hessians of subsamples and of all rows
-# then differ by less than `ALIKE` in every direction. Judgement.
+# The same for each parameter, over all subsamples: by the Marchenko-Pastur law the Hessians of subsamples and of all
+# rows then differ by less than `ALIKE` in every direction. Judgement.
 _ROWS_PER_PARAMETER = 16
 # Least number of rows of a "tall" shard, on which expansions are used: 8 times the rows of the subsamples, 32,768.
 # Below, a pass over all rows costs about as much. Judgement.

@@ -32,7 +32,7 @@ _SHRINK, _GROW = 0.1, 4.0
 _ROUNDING = 1e-6
 
 
-class Rows(NamedTuple):
+class OneShard(NamedTuple):
     """The log density of one shard: number `owner` of some subposteriors."""
 
     subposteriors: Subposteriors
@@ -69,7 +69,7 @@ class Summit(NamedTuple):
     decrement: float
 
 
-def only_mode(parts: Sequence[Rows], starts: Float[np.ndarray, "n d"]) -> Summit | None:
+def only_mode(parts: Sequence[OneShard], starts: Float[np.ndarray, "n d"]) -> Summit | None:
     """The mode of the last of `parts`, all rows; all starts must lead to the same mode of the first, the smallest."""
     first = np.argmin(np.sum(starts**2, axis=1))
     at = parts[0].summit(starts[first])
@@ -88,7 +88,7 @@ def only_mode(parts: Sequence[Rows], starts: Float[np.ndarray, "n d"]) -> Summit
     return found
 
 
-def _climbed(rows: Rows, start: np.ndarray, half: np.ndarray) -> Summit | None:
+def _climbed(rows: OneShard, start: np.ndarray, half: np.ndarray) -> Summit | None:
     """The mode, from a start and L⁻¹ of a Hessian nearby."""
     for _ in range(_MOST_HESSIANS):
         end = ascend(rows, start, half)
@@ -99,7 +99,7 @@ def _climbed(rows: Rows, start: np.ndarray, half: np.ndarray) -> Summit | None:
     return None
 
 
-def ascend(rows: Rows, start: Float[np.ndarray, " d"], half: Float[np.ndarray, "d d"]) -> np.ndarray | None:
+def ascend(rows: OneShard, start: Float[np.ndarray, " d"], half: Float[np.ndarray, "d d"]) -> np.ndarray | None:
     """Climb by L-BFGS in coordinates z with θ = L⁻ᵀz until ½|∇f|² there is small; None if f is not concave, or slow.
 
     Only slopes decide on the length of a step, because differences of values are lost in rounding near the mode.
@@ -122,7 +122,7 @@ def ascend(rows: Rows, start: Float[np.ndarray, " d"], half: Float[np.ndarray, "
 
 
 def _searched(
-    rows: Rows, point: np.ndarray, value: float, slope: np.ndarray, step: np.ndarray, half: np.ndarray
+    rows: OneShard, point: np.ndarray, value: float, slope: np.ndarray, step: np.ndarray, half: np.ndarray
 ) -> tuple[float, np.ndarray, float, np.ndarray] | None:
     """A length of the step, with point, value and slopes there; None if f is not concave along it."""
     begin, along, length = float(slope @ step), half.T @ step, 1.0

@@ -15,8 +15,8 @@ _LAST_PART, _NEXT_PART = 16, 64
 NEAR_ENOUGH = 0.01
 
 
-# The same with many parameters, where a Hessian of the subsample serves to scale the steps on more rows: observed numbers
-# per parameter. Judgement: by the Marchenko-Pastur law its eigenvalues are then off by factors from 0.4 to 1.8.
+# The same with many parameters, where a Hessian of the subsample serves to scale the steps on more rows: observed
+# numbers per parameter. Judgement: by the Marchenko-Pastur law its eigenvalues are then off by factors of 0.4 to 1.8.
 _FEWER_TERMS_PER_PARAMETER = 8
 
 

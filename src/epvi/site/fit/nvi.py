@@ -30,10 +30,10 @@ from epvi.site.fit.regular import RegularShards
 from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator
 
-# By default covariances are full while those of all shards, M·K·d² numbers of 8 bytes, take at most 4 GB (10⁹ bytes) at
-# the hub, the budget of a product (`MAX_GIGABYTES` in hub/product/stack.py), and while those of one shard, K·d² numbers,
-# take at most 0.5 GB at the site, whose Newton steps hold several such arrays. With K = 4 that is up to 3,952 parameters,
-# and 353 in 1,000 shards. Judgement.
+# By default covariances are full while those of all shards, M·K·d² numbers of 8 bytes, take at most 4 GB (10⁹ bytes)
+# at the hub, the budget of a product (`MAX_GIGABYTES` in hub/product/stack.py), and those of one shard at most 0.5 GB,
+# because a site holds several such arrays. With K = 4 that is up to 3,952 parameters, and 353 in 1,000 shards.
+# Judgement.
 _MOST_GIGABYTES, _MOST_GIGABYTES_OF_SHARD = 4.0, 0.5
 # Up to this many parameters covariances are full by default in any number of shards. Judgement: they take 80 kB each.
 _FULL_UP_TO = 100

@@ -19,7 +19,7 @@ from epvi.ground.status import Status, StatusCode
 from epvi.site.derivatives.expansion import PARTS, TALL
 from epvi.site.derivatives.expansions import Taylors, expand_together
 from epvi.site.derivatives.subposteriors import Subposteriors
-from epvi.site.fit.few_hessians import Rows, only_mode
+from epvi.site.fit.few_hessians import OneShard, only_mode
 from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.ladder import NEAR_ENOUGH, fewer_in_first_part, first_part, part_sizes, scaled_starts
 from epvi.site.fit.modes import MOST_ON_TALL, SAME_MODE
@@ -42,9 +42,9 @@ _SHARE_OF_ROWS, _ROWS_PER_PARAMETER, _MOST_PER_PART = 8, 16, 512
 # A remainder with a larger average standard error, in nats, is computed from all rows. Judgement: it is compared with
 # half a nat.
 _CERTAIN = 0.1
-# Up to this many parameters the KL divergence of one Gaussian is compared with what is acceptable as it is, and above in
-# proportion to d: it is then the sum of small divergences in all directions, which refinement mends and a split into a
-# few components does not. Judgement.
+# Up to this many parameters the KL divergence of one Gaussian is compared with what is acceptable as it is, and above
+# in proportion to d: it is then the sum of small divergences in all directions, which refinement mends and a split into
+# a few components does not. Judgement.
 _DIVERGES_IN = 128
 
 
@@ -149,8 +149,8 @@ class RegularShards:
         starts = scaled_starts(self.starts)[: self.num_starts]
         for m, size in enumerate(sub.sizes):
             chosen = [_some(rngs[m], int(size), part) for part in part_sizes(int(size), first)]
-            parts = [Rows(sub.thinned(np.array([m]), [rows]), 0) for rows in chosen]
-            found = only_mode([*parts, Rows(sub, m)], starts)
+            parts = [OneShard(sub.thinned(np.array([m]), [rows]), 0) for rows in chosen]
+            found = only_mode([*parts, OneShard(sub, m)], starts)
             if found is None:
                 ends.good[m] = False
                 continue
