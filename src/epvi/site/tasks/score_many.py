@@ -71,9 +71,7 @@ class ManyParameters:
         """Expectations under the Gaussians, of each shard."""
         found = []
         for points, own in zip(self.draws.points(), self.own, strict=True):
-            values, half = self.values(points), len(points) // 2
-            gradients = self._gradients(points, min(_PAIRS, half))
-            found.append([values, gradients, self._hessians(points, own)])
+            found.append([self.values(points), self._gradients(points), self._hessians(points, own)])
         return [
             Expected(*(np.stack([one[i][b] for one in found]) for i in range(3))) for b in range(self.each.num_shards)
         ]
@@ -89,10 +87,9 @@ class ManyParameters:
             factors = factors * most / (most - rows.dim - 1)
         return factors[:, None, None] * rows.spread(self.draws.centres[0])
 
-    def _gradients(self, points: Float[np.ndarray, "R d"], pairs: int) -> Float[np.ndarray, "B d"]:
+    def _gradients(self, points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "B d"]:
         """Average gradients over the first pairs of base draws, from all rows."""
-        count, half = self.each.num_shards, len(points) // 2
-        chosen = points[[*range(pairs), *range(half, half + pairs)]]
+        count, chosen = self.each.num_shards, few_pairs(points)
         owner = np.repeat(np.arange(count), len(chosen))
         gradient = self.each.gradient(np.tile(chosen, (count, 1)), owner)[1]
         return np.mean(gradient.reshape(count, len(chosen), -1), axis=1)
@@ -121,3 +118,9 @@ class ManyParameters:
         rng = generator(jax.random.fold_in(key, stream))
         chosen = rng.choice(int(self.each.sizes[b]), count, replace=False)
         return chosen if stream else np.sort(chosen)
+
+
+def few_pairs(points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "r d"]:
+    """The first antithetic pairs of base draws mapped to a Gaussian: μ + Lz for half of them, μ − Lz for the others."""
+    half = len(points) // 2
+    return np.concatenate([points[:half][:_PAIRS], points[half:][:_PAIRS]])
