@@ -133,6 +133,13 @@ class Subposteriors:
         nothing = [np.zeros((len(theta), *shape)) for shape in Order.FULL.shapes(self.dim)]
         return self._with_prior(Order.FULL, tuple(nothing), theta, self.shares[owner], None)
 
+    def prior_gradients(
+        self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]
+    ) -> Float[np.ndarray, "P d"]:
+        """The gradients of the shares of the prior."""
+        nothing = [np.zeros((len(theta), *shape)) for shape in Order.GRADIENT.shapes(self.dim)]
+        return self._with_prior(Order.GRADIENT, tuple(nothing), theta, self.shares[owner], None)[1]
+
     def _evaluated(self, order: Order, theta: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, ...]:
         start = time.perf_counter()
         sums = self._sums(order, theta, owner)

@@ -226,6 +226,9 @@ def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: 
         near = expand(subposterior, places, wholes, rng, size)
         if not all(around.is_alike for around in near):
             continue
+        if subposterior.dim > MANY and np.median(_scored(near, draws.theta[:_DRAWS_AT_ONCE])[1]) > asking.certain:
+            # All draws would cost as much as some Hessians.
+            continue
         values, errors = _scored(near, draws.theta)
         # The median, because errors at far draws, which have little posterior weight, do not matter.
         if np.median(errors) <= asking.certain:

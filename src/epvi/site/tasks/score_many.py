@@ -1,22 +1,25 @@
 """Answers of shards with many parameters: what a Hessian at every base draw would cost too much for.
 
 Takes the subposteriors of several shards, their Taylor expansions about the centres, and `Draws`. Log densities at the
-draws, which cost less than a Hessian, are computed from all rows. Average gradients and Hessians under a Gaussian are
-computed at few of its base draws, in antithetic pairs, and the change of the Hessian from the centre on a subsample of
-the rows. With d parameters and far more rows, a row's linear predictor varies about as much over draws as over rows, so
-that few draws are enough:
+draws and average gradients, which cost no more than a Hessian, are computed from all rows. The average Hessian under a
+Gaussian is computed at few of its base draws, in antithetic pairs z, −z, each on its own part of the rows: what a row
+contributes varies over draws as it does over rows, so that other draws for other rows are as good as all draws for all
+rows. Usually its change from the centre c is computed so, on a subsample of the rows:
 
-    E H ≈ H(c) + mean over pairs z, −z of [ ½ H_g(c + Lz) + ½ H_g(c − Lz) − H_g(c) ],  g: the pair's part of the rows
+    E H ≈ H(c) + mean over parts g of [ ½ H_g(c + L⁻ᵀz_g) + ½ H_g(c − L⁻ᵀz_g) − H_g(c) ]
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.matrices import positive_definite
 from epvi.ground.seeds import SeedStream
+from epvi.site.derivatives.average_gradient import average_gradient
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.rows.columns import generator
@@ -28,15 +31,19 @@ from epvi.wire.request import Draws
 MANY = 128
 # Draws at which log densities are computed in one pass. Judgement: enough for matrix products to be fast.
 _DRAWS_AT_ONCE = 256
-# Pairs of base draws at which gradients are averaged. Their average is off by a fluctuation of the order of that of the
-# Laplace approximation's mean over √8. Judgement.
+# Pairs of base draws at which derivatives of a subsample of rows are averaged. Judgement: their change from the centre
+# is a small part of them.
 _PAIRS = 8
 # Pairs at which the change of a shard's Hessian is averaged, each on its own part of the subsample; other shards take
 # other pairs. Judgement: a pair affects the average in its own direction only.
 _PAIRS_OF_HESSIANS = 4
-# Rows of that subsample per parameter, over all shards. Judgement: the change is some percent of the Hessian, and known
-# to a quarter by the Marchenko-Pastur law.
-_ROWS_PER_PARAMETER = 16
+# Rows of that subsample per parameter, over all shards, and at least of shards that answer together. Judgement: the
+# change is some percent of the Hessian, and known to a third by the Marchenko-Pastur law.
+_ROWS_PER_PARAMETER, _LEAST_ROWS_PER_PARAMETER = 16, 8
+# If the Hessian of the subsample is less than this part of that of all rows in some direction, or more than its
+# inverse, the subsample lacks influential rows (of a rare category), and all rows are used. Judgement: it is beyond
+# what the Marchenko-Pastur law lets expect.
+_ALIKE = 0.3
 # Least rows of a part of it. Judgement: with fewer, calls cost more than arithmetic.
 _LEAST_ROWS = 64
 # Rows per parameter on which a shard's outer products of scores are computed; with fewer than twice as many rows, on
@@ -88,28 +95,45 @@ class ManyParameters:
         return factors[:, None, None] * rows.spread(self.draws.centres[0])
 
     def _gradients(self, points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "B d"]:
-        """Average gradients over the first pairs of base draws, from all rows."""
-        count, chosen = self.each.num_shards, few_pairs(points)
-        owner = np.repeat(np.arange(count), len(chosen))
-        gradient = self.each.gradient(np.tile(chosen, (count, 1)), owner)[1]
-        return np.mean(gradient.reshape(count, len(chosen), -1), axis=1)
+        """Average gradients over all base draws, from all rows."""
+        each, made = self.each, []
+        for b in range(each.num_shards):
+            prior = np.mean(each.prior_gradients(points, np.full(len(points), b)), axis=0)
+            rows = average_gradient(each.programs, each.rows, each.windows, b, points)
+            made.append(prior + each.weights[b] * rows)
+        return np.stack(made)
 
     def _hessians(self, points: Float[np.ndarray, "R d"], own: Taylors) -> Float[np.ndarray, "B d d"]:
-        """Average Hessians: those at the centre, and their average change on subsamples."""
-        made, half = own.hessian.copy(), len(points) // 2
-        owner = np.zeros(3, int)
-        for b, shard in enumerate(self.shards):
-            wanted = round(_ROWS_PER_PARAMETER * self.each.dim * self.shares[b])
-            size = int(self.each.sizes[b])
-            few = size if self.exact else min(max(wanted, _PAIRS_OF_HESSIANS * _LEAST_ROWS), size)
-            chosen = np.array_split(self._some(b, few, 1), min(_PAIRS_OF_HESSIANS, few))
-            for i, rows in enumerate(chosen):
-                pair = (len(chosen) * shard + i) % half
-                part = self.each.thinned(np.array([b]), [np.sort(rows)])
-                at = np.stack([points[pair], points[half + pair], own.centre[b]])
-                _, _, (up, down, here) = part.second_order(at, owner)
-                made[b] += (len(rows) / few) * (0.5 * (up + down) - here)
+        """Average Hessians: those at the centre and their average change on subsamples, if these lack nothing."""
+        each, total = self.each, self.each.windows.num_rows
+        wanted = max(_ROWS_PER_PARAMETER * float(np.sum(self.shares)), _LEAST_ROWS_PER_PARAMETER) * each.dim
+        few = np.maximum((wanted * each.sizes / total).astype(int), _PAIRS_OF_HESSIANS * _LEAST_ROWS)
+        if not self.exact and np.all(2 * few <= each.sizes):
+            changed, seen = np.zeros_like(own.hessian), np.zeros_like(own.hessian[0])
+            for b in range(each.num_shards):
+                for share, (up, down, here) in self._at_pairs(b, int(few[b]), points, own.centre[:1]):
+                    changed[b] += share * (0.5 * (up + down) - here)
+                    seen += share * here
+            whole = np.sum(own.hessian, axis=0)
+            if np.all(positive_definite(np.stack([_ALIKE * whole - seen, _ALIKE * seen - whole]))):
+                return own.hessian + changed
+        made = np.zeros_like(own.hessian)
+        for b in range(each.num_shards):
+            for share, (up, down) in self._at_pairs(b, int(each.sizes[b]), points, own.centre[:0]):
+                made[b] += share * 0.5 * (up + down)
         return made
+
+    def _at_pairs(
+        self, b: int, count: int, points: Float[np.ndarray, "R d"], others: Float[np.ndarray, "n d"]
+    ) -> Iterator[tuple[float, np.ndarray]]:
+        """Hessians of parts of `count` rows of a shard at a pair each, and at other points, with the parts' shares."""
+        half, parts = len(points) // 2, np.array_split(self._some(b, count, 1), _PAIRS_OF_HESSIANS)
+        for i, rows in enumerate(parts):
+            if len(rows):
+                pair = (_PAIRS_OF_HESSIANS * self.shards[b] + i) % half
+                at = np.stack([points[pair], points[half + pair], *others])
+                part = self.each.thinned(np.array([b]), [np.sort(rows)])
+                yield len(rows) / count, part.second_order(at, np.zeros(len(at), int))[2]
 
     def _some(self, b: int, count: int, stream: int) -> np.ndarray:
         """A random subsample of a shard's rows, in random order for stream 1, the same in every round."""
