@@ -18,8 +18,12 @@ from jaxtyping import Float
 
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import form_of
+from epvi.site.derivatives.average_gradient import average_gradient
 from epvi.site.derivatives.subposterior import Curve, Subposterior
+from epvi.site.derivatives.windows import Windows
 
+# Rows of a subsample on which average gradients are computed in one call. Judgement: it bounds the memory.
+_WINDOW = 2**12
 # Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
 PARTS = 8
 # Rows of a subsample at first. Judgement: 8 of them are 4,096 rows, whose pass is short.
@@ -97,17 +101,28 @@ class Around:
         ratio = self.whole.form.ratios(-self.whole.hessian, parts)
         return bool(np.all((np.abs(ratio) > 1 / ALIKE) & (np.abs(ratio) < ALIKE)))
 
-    def derivatives(self, theta: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder."""
+    def derivatives(
+        self, theta: np.ndarray, batch: int, few: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder.
+
+        With many parameters the remainder of the Hessian is averaged over `few` points instead.
+        """
         delta, part = theta - self.centre, Taylor(*(np.mean(one, axis=0) for one in zip(*self.of_parts, strict=True)))
-        form = self.whole.form
-        found = [self.rows.curve(points, form) for points in in_batches(theta, batch)]
-        gradient = np.concatenate([one.gradient for one in found])[: len(theta)]
-        hessian = np.concatenate([np.asarray(one.hessian) for one in found])[: len(theta)]
-        change = np.mean(hessian, axis=0) - part.hessian
-        bent = form.rows_times(delta, self.whole.hessian - part.hessian)
-        moved = self.whole.gradient - part.gradient + np.mean(gradient + bent, axis=0)
-        return moved, self.whole.hessian + change
+        form, points = self.whole.form, theta if few is None else few
+        found = [self.rows.curve(some, form) for some in in_batches(points, batch)]
+        gradients = np.concatenate([one.gradient for one in found])[: len(points)]
+        hessian = np.concatenate([np.asarray(one.hessian) for one in found])[: len(points)]
+        gradient = np.mean(gradients, axis=0) if few is None else self._average_gradient(theta)
+        bent = form.rows_times(np.mean(delta, axis=0), self.whole.hessian - part.hessian)
+        moved = self.whole.gradient - part.gradient + gradient + bent
+        return moved, self.whole.hessian + np.mean(hessian, axis=0) - part.hessian
+
+    def _average_gradient(self, theta: np.ndarray) -> np.ndarray:
+        rows, size = self.rows, self.rows.num_rows
+        windows = Windows(np.array([0, size]), min(size, _WINDOW), 1)
+        prior = rows.without_its_rows().gradient(theta).gradient
+        return np.mean(prior, axis=0) + rows.weight * average_gradient(rows.programs, rows.rows, windows, 0, theta)
 
     def near(self, theta: np.ndarray, batch: int) -> Near:
         """Estimated values at points near the centre."""

@@ -34,7 +34,7 @@ from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.tasks.fingerprint import hash_rows
 from epvi.site.tasks.fit_shard import ONE_SITE, as_model, parse_shard, provenance
 from epvi.site.tasks.predictive import same_coding, same_space
-from epvi.site.tasks.score_many import MANY, ManyParameters, few_pairs
+from epvi.site.tasks.score_many import MANY, ManyParameters, few_pairs, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, Provenance
@@ -160,7 +160,7 @@ def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking)
     made = by_expansions(subposterior, draws, shard, asking) if tall else None
     if made is not None:
         return made
-    if draws.form.whole and subposterior.dim > MANY:
+    if too_many(draws, subposterior.num_rows):
         return _with_many_parameters(subposterior, draws, shard, asking)
     return _by_all_rows(subposterior, draws, asking)
 
@@ -282,8 +282,8 @@ def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     for points in draws.points():
         nearest = near[int(np.argmin([np.mean(around.whole.distances(points - around.centre)) for around in near]))]
         values.append(nearest.near(points, _DRAWS_AT_ONCE).value)
-        few = few_pairs(points) if draws.form.whole and points.shape[1] > MANY else points
-        gradient, hessian = nearest.derivatives(few, asking.points_at_once)
+        few = few_pairs(points) if draws.form.whole and points.shape[1] > MANY else None
+        gradient, hessian = nearest.derivatives(points, asking.points_at_once, few)
         gradients.append(gradient)
         hessians.append(hessian)
     return Expected(np.stack(values), np.stack(gradients), np.stack(hessians))

@@ -26,13 +26,13 @@ from epvi.site.rows.columns import generator
 from epvi.wire.answer import Expected
 from epvi.wire.request import Draws
 
-# From this number of parameters on, answers are computed as described above. Judgement: a Hessian then costs as much as
-# 64 gradients.
-MANY = 128
+# Answers are computed as described above with more than this many parameters, if Hessians at all base draws from all
+# rows took more than this many operations. Judgement: a fraction of a second.
+MANY, _MOST_OPERATIONS = 64, 2**34
 # Draws at which log densities are computed in one pass. Judgement: enough for matrix products to be fast.
 _DRAWS_AT_ONCE = 256
-# Pairs of base draws at which derivatives of a subsample of rows are averaged. Judgement: their change from the centre
-# is a small part of them.
+# Pairs of base draws at which Hessians of a subsample of rows are averaged. Judgement: their change from the centre is
+# a small part of them.
 _PAIRS = 8
 # Pairs at which the change of a shard's Hessian is averaged, each on its own part of the subsample; other shards take
 # other pairs. Judgement: a pair affects the average in its own direction only.
@@ -49,6 +49,12 @@ _LEAST_ROWS = 64
 # Rows per parameter on which a shard's outer products of scores are computed; with fewer than twice as many rows, on
 # all. Judgement: their matrix is then known to a third in every direction.
 _ROWS_OF_SCORES = 8
+
+
+def too_many(draws: Draws, num_rows: int) -> bool:
+    """Whether a Hessian of all rows at every base draw would cost too much."""
+    d, points = draws.theta.shape[1], draws.gaussians.num_components * max(len(draws.base), 1)
+    return draws.form.whole and d > MANY and 2 * points * num_rows * d**2 > _MOST_OPERATIONS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -33,7 +33,7 @@ from epvi.site.tasks.score import (
     scores_of,
     taylors_about,
 )
-from epvi.site.tasks.score_many import MANY, ManyParameters
+from epvi.site.tasks.score_many import ManyParameters, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part
@@ -53,7 +53,7 @@ def answer_together(
 ) -> list[Scores] | None:
     """The scores of shards whose rows lie one after the other; `all_rows` is the number of rows of all shards."""
     start, num_rows = time.perf_counter(), sum(sizes)
-    expands, many = num_rows >= TALL and not asking.exact, programs.target.space.dim > MANY
+    expands, many = num_rows >= TALL and not asking.exact, too_many(draws, num_rows)
     if draws.form is not WHOLE or not (expands or many):
         return None
     window = block_size(programs, columns, num_rows, 1)
