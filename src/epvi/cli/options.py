@@ -140,7 +140,7 @@ inference = gathered(
         type=Registered(["auto", "spherical", "diagonal", "full"], "epvi.gaussian.structures:STRUCTURES"),
         default="auto",
         show_default=True,
-        help="The structure of their covariances; auto is full up to 100 parameters and diagonal above.",
+        help="The structure of their covariances; auto is full up to thousands of parameters and diagonal above.",
     ),
     click.option("--no-merge", is_flag=True, help="Keep all components with equal weights, as in the paper."),
     click.option(

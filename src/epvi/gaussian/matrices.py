@@ -189,6 +189,11 @@ class Matrices(Packing):
         return 0.5 * (a[..., :, None] * a[..., None, :] - inverse)
 
     def relaxed(self, root: Packed, bend: Packed, rate: float, least: float, most: float) -> Packed:
+        precision = root @ root.T
+        target = precision - self.symmetrised(bend)
+        if np.all(positive_definite(np.stack([target - precision / most, most * precision - target]))):
+            # Within the bounds in every direction, as usual.
+            return self.gram(self.inverse_root((1 - rate) * precision + rate * target))
         # In units of its own sds, L⁻¹ Λ' L⁻ᵀ, eigenvalues are what precisions change by.
         half = np.linalg.solve(root, np.linalg.solve(root, bend).T)
         values, vectors = np.linalg.eigh(np.eye(len(root)) - 0.5 * (half + half.T))
@@ -198,7 +203,7 @@ class Matrices(Packing):
 
     def divergence(self, root: Packed, other: Packed, delta: np.ndarray) -> float:
         # L⁻¹ L', whose squared entries sum to tr Λ' Σ.
-        ratio, white = np.linalg.solve(root, other), delta @ other
+        ratio, white = solve_triangular(root, other, lower=True, check_finite=False), delta @ other
         log_ratio = np.sum(np.log(np.diagonal(other))) - np.sum(np.log(np.diagonal(root)))
         return float(0.5 * (np.sum(ratio**2) - len(delta) + white @ white) - log_ratio)
 

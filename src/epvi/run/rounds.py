@@ -30,6 +30,9 @@ _MOST_ROUNDS = 10
 # Where importance weights of at least this efficiency correct the posterior, steps of a smaller KL divergence than this
 # (in nats) are not worth a round. Judgement: 0.01 nats are a mean that moves by 0.14 sds, which the weights correct.
 _WELL, _LITTLE = 0.5, 0.01
+# Above this many parameters the product of the fits is almost never good enough, and so many draws are scored of it
+# instead of all: they only have to show whether a step is an improvement. Judgement.
+_MANY_PARAMETERS, _FEW_DRAWS = 128, 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,12 @@ class Rounds:
         corrected = certificate.verdict == Verdict.CORRECTED and certificate.efficiency > _WELL
         return _LITTLE if self.contented and corrected else WORTH
 
+    def beginning(self, dim: int) -> "Rounds":
+        """The same for the first round of a refinement that goes on until the posterior can be trusted."""
+        if dim <= _MANY_PARAMETERS or not (self.contented and self.refine) or self.scoring.num_draws <= _FEW_DRAWS:
+            return self
+        return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=_FEW_DRAWS))
+
     @property
     def any(self) -> bool:
         """Whether shards score draws at all."""
@@ -78,7 +87,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     if not rounds.any:
         return posterior
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
-    posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
+    posterior, answered, certificate = _asked(posterior, ask, rounds.beginning(posterior.space.dim), seed)
     _log_round(posterior, certificate)
     first = posterior.with_certificate(certificate)
     for _ in range(rounds.refine):
@@ -92,6 +101,10 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     # Without a certificate its last step is not confirmed yet.
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
+    if best.certificate is not None and best.certificate.num_draws < rounds.scoring.num_draws:
+        # It is the product, of which only few draws were scored.
+        best, _, certificate = _asked(best, ask, rounds, seed)
+        best = best.with_certificate(certificate)
     best = finished(best) if rounds.contented else best
     return best if rounds.certify else dataclasses.replace(best, certificate=None)
 

@@ -16,8 +16,8 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structure import Structure, common
 from epvi.gaussian.structures import Diagonal, Full
 
-# Parameters up to which full Hessians are asked for, and only their diagonals beyond: the same limit up to which fits
-# have full covariances by default.
+# Parameters up to which full Hessians are asked for of posteriors with diagonal covariances, and only their diagonals
+# beyond. Judgement: as up to which fits have full covariances in any number of shards.
 FULL_UP_TO = 100
 # Gaussians of equal covariance whose means are 3 sds apart (3²/2) or more are two modes. Judgement: a mixture of two
 # equal ones is bimodal from 2 sds on.

@@ -54,8 +54,21 @@ class Proposal:
     num_modes: int
 
 
+# The last proposal, by its request, which names the posterior by its hash: it is needed to ask, and with the answers.
+_LAST: dict[Asked, Proposal] = {}
+
+
 def propose(posterior: Approximation, asked: Asked) -> Proposal:
     """The draws of a request: the same ones whenever they are generated from the same posterior."""
+    made = _LAST.get(asked)
+    if made is None:
+        made = _proposed(posterior, asked)
+        _LAST.clear()
+        _LAST[asked] = made
+    return made
+
+
+def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
     q = posterior.mixture
     settled = posterior.step is not None
     modes = q if settled else one_per_mode(q)

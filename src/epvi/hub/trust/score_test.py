@@ -14,7 +14,8 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import chdtrc, fdtrc
 
-from epvi.gaussian.structures import form_of
+from epvi.gaussian.matrices import positive_definite
+from epvi.gaussian.structures import WHOLE, form_of
 
 # Significance level for all shards together. Judgement: heavy-tailed or rare rows make the asymptotic p-values too
 # small, while a real fault (wrong units, swapped labels) gives p-values smaller by many orders of magnitude.
@@ -22,6 +23,9 @@ _FALSE_ALARMS = 1e-5
 # Directions in which the variance of a shard's scores is below this part of that of all rows are left out: the inverse
 # would be rounding noise. Judgement.
 _LEAST = 1e-6
+# The same for all rows: directions in which the scores of all rows have less than this part of the largest variance.
+# Judgement: rounding errors of float64 are below it.
+_NO_VARIANCE = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,20 +53,30 @@ def agreement(
     count, total = len(gradients), np.sum(num_rows)
     mean = np.sum(gradients, axis=0) / total
     pooled = np.sum(products, axis=0) / total - np.outer(mean, mean)
-    values, vectors = np.linalg.eigh(pooled)
-    told = values > 1e-12 * np.max(values, initial=0.0)
-    if count < 2 or not np.any(told):
-        return Agreement((1.0,) * count, [])
     # Whitens the scores: a row's score then has identity covariance.
-    root = vectors[:, told] / np.sqrt(values[told])
+    root = _whitening(pooled)
+    if count < 2 or not root.size:
+        return Agreement((1.0,) * count, [])
     expected = _expected(gradients, hessians, num_rows)
     p = []
     for gradient, product, n in zip(gradients - expected, products, num_rows, strict=True):
         # The mode depends on this shard as well, which reduces the variance of its score by n/N.
         away, spread = root.T @ gradient, n * (1 - n / total)
         by_all = float(chdtrc(len(away), float(away @ away) / spread)) if spread > 0 else 1.0
-        p.append(min(1.0, count * max(by_all, _by_its_own(away, root.T @ product @ root, float(n), n / total))))
+        # A shard is flagged only if both tests reject.
+        own = _by_its_own(away, root.T @ product @ root, float(n), n / total) if count * by_all < 1 else 1.0
+        p.append(min(1.0, count * max(by_all, own)))
     return _flagged(tuple(p))
+
+
+def _whitening(pooled: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d r"]:
+    """R with Rᵀ C R = I for a covariance C; fewer columns where some directions have no variance."""
+    clear = pooled - _NO_VARIANCE * np.trace(pooled) * np.eye(len(pooled))
+    if np.all(np.isfinite(pooled)) and positive_definite(clear[None])[0]:
+        return WHOLE.inverse_root(pooled).T
+    values, vectors = np.linalg.eigh(pooled)
+    told = values > _NO_VARIANCE * np.max(values, initial=0.0)
+    return vectors[:, told] / np.sqrt(values[told])
 
 
 def _expected(
@@ -88,10 +102,14 @@ def _flagged(p: tuple[float, ...]) -> Agreement:
 
 def _by_its_own(away: np.ndarray, product: np.ndarray, num_rows: float, share: float) -> float:
     """The p-value of Hotelling's T² with the covariance of the shard's own scores; 1 where its rows are too few."""
-    shares, vectors = np.linalg.eigh(0.5 * (product + product.T) - np.outer(away, away) / num_rows)
-    used = shares > _LEAST * num_rows
-    dof = int(np.count_nonzero(used))
+    spread = 0.5 * (product + product.T) - np.outer(away, away) / num_rows
+    if positive_definite((spread - _LEAST * num_rows * np.eye(len(away)))[None])[0]:
+        dof, square = len(away), float(np.sum((WHOLE.inverse_root(spread) @ away) ** 2))
+    else:
+        shares, vectors = np.linalg.eigh(spread)
+        used = shares > _LEAST * num_rows
+        dof, square = int(np.count_nonzero(used)), float(np.sum((vectors.T @ away)[used] ** 2 / shares[used]))
     if dof == 0 or num_rows <= dof + 1:
         return 1.0
-    statistic = float(np.sum((vectors.T @ away)[used] ** 2 / shares[used])) / max(1 - share, 1e-9)
+    statistic = square / max(1 - share, 1e-9)
     return float(fdtrc(dof, num_rows - dof, statistic * (num_rows - dof) / dof))

@@ -19,9 +19,13 @@ from jaxtyping import Float
 
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import form_of
+from epvi.site.derivatives.average_gradient import average_gradient
 from epvi.site.derivatives.subposterior import Curve
 from epvi.site.derivatives.subsamples import Subsamples
+from epvi.site.derivatives.windows import Windows
 
+# Rows of a subsample on which average gradients are computed in one call. Judgement: it bounds the memory.
+_WINDOW = 2**12
 # Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
 PARTS = 8
 # Rows of a subsample of a fit. Judgement: 8 of them are 4,096 rows, whose pass is short.
@@ -29,6 +33,9 @@ ROWS_PER_PART = 512
 # Rows of a subsample at first when draws are scored, with half or more of all rows, and the least number with fewer.
 # Judgement: 2,048 draws are scored on all of them, and larger ones follow where their error is too large.
 _SCORED_ROWS, _LEAST_ROWS_PER_PART = 256, 64
+# The least number for each parameter, over all subsamples: by the Marchenko-Pastur law the Hessians of subsamples and
+# of all rows then differ by less than `ALIKE` in every direction. Judgement.
+_ROWS_PER_PARAMETER = 16
 # Least number of rows of a "tall" shard, whose fit uses expansions: 8 times the rows of the subsamples, 32,768. Below,
 # a pass over all rows costs about as much. Judgement.
 TALL = 8 * PARTS * ROWS_PER_PART
@@ -101,17 +108,29 @@ class Around:
         ratio = self.whole.form.ratios(-self.whole.hessian, parts)
         return bool(np.all((np.abs(ratio) > 1 / ALIKE) & (np.abs(ratio) < ALIKE)))
 
-    def derivatives(self, theta: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder."""
+    def derivatives(
+        self, theta: np.ndarray, batch: int, few: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder.
+
+        With many parameters the remainder of the Hessian is averaged over `few` points instead.
+        """
         delta, part = theta - self.centre, Taylor(*(np.mean(one, axis=0) for one in zip(*self.of_parts, strict=True)))
-        form = self.whole.form
-        found = [self.samples.together.curve(points, form) for points in in_batches(theta, batch)]
-        gradient = np.concatenate([one.gradient for one in found])[: len(theta)]
-        hessian = np.concatenate([np.asarray(one.hessian) for one in found])[: len(theta)]
-        change = np.mean(hessian, axis=0) - part.hessian
-        bent = form.rows_times(delta, self.whole.hessian - part.hessian)
-        moved = self.whole.gradient - part.gradient + np.mean(gradient + bent, axis=0)
-        return moved, self.whole.hessian + change
+        form, points, rows = self.whole.form, theta if few is None else few, self.samples.together
+        found = [rows.curve(some, form) for some in in_batches(points, batch)]
+        gradients = np.concatenate([one.gradient for one in found])[: len(points)]
+        hessian = np.concatenate([np.asarray(one.hessian) for one in found])[: len(points)]
+        gradient = np.mean(gradients, axis=0) if few is None else self._average_gradient(theta)
+        bent = form.rows_times(np.mean(delta, axis=0), self.whole.hessian - part.hessian)
+        moved = self.whole.gradient - part.gradient + gradient + bent
+        return moved, self.whole.hessian + np.mean(hessian, axis=0) - part.hessian
+
+    def _average_gradient(self, theta: np.ndarray) -> np.ndarray:
+        rows, size = self.samples.together, self.samples.together.num_rows
+        windows = Windows(np.array([0, size]), min(size, _WINDOW), 1)
+        prior = rows.without_its_rows().gradient(theta).gradient
+        found = average_gradient(rows.programs, rows.rows, windows, 0, theta, rows.by_row)
+        return np.mean(prior, axis=0) + rows.weight * found
 
     def near(self, theta: np.ndarray, batch: int) -> Near:
         """Estimated values at points near the centre."""
@@ -144,13 +163,14 @@ def expand(
     return made
 
 
-def sizes_of_parts(num_rows: int, share: float = 1.0) -> list[int]:
+def sizes_of_parts(num_rows: int, share: float = 1.0, d: int = 1) -> list[int]:
     """Rows per subsample, to be tried in this order until the standard error is small enough.
 
-    `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more. Sizes
-    are powers of two, so that few programs are compiled.
+    `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more. The
+    Hessian of d parameters takes rows in proportion to be like that of all rows. Sizes are powers of two, so that few
+    programs are compiled.
     """
-    first = max(_SCORED_ROWS * share, _LEAST_ROWS_PER_PART)
+    first = max(_SCORED_ROWS * share, _LEAST_ROWS_PER_PART, _ROWS_PER_PARAMETER * d / PARTS)
     sizes, size = [], 2 ** math.ceil(math.log2(first))
     while _SPARED * PARTS * size <= num_rows:
         sizes.append(size)

@@ -32,6 +32,9 @@ from epvi.site.rows.columns import Columns, let_go
 _CACHE = 2**20
 # Least and most rows per block: with fewer, call overhead dominates; with more, nothing is gained. Judgement.
 _LEAST_BLOCK, _LARGEST_BLOCK = 64, 2**14
+# Least rows per block for each parameter, with linear predictors: the matrix product over a block, of d² numbers, then
+# costs more than adding it to the sum over all blocks. Judgement.
+_ROWS_PER_PARAMETER = 2
 # Most rows per block of a subsample, whose passes are short anyway. Judgement.
 _PART_BLOCK = 2**11
 # Bytes of rows from files that stay in memory once they were read. Judgement: more than a block, little beside a core's
@@ -65,8 +68,10 @@ def block_size(programs: Programs, columns: Columns, num_rows: int, num_points: 
     numbers = sum(math.prod(column.shape[1:]) for column in columns.values())
     linked = programs.linked({name: column[:_LEAST_BLOCK] for name, column in columns.items()})
     # With linear predictors the points are processed one by one, and only the rows and their products are in memory.
-    held = numbers + linked.held if linked is not None else num_points * programs.target.space.dim * numbers
-    size = min(max(_CACHE // held, _LEAST_BLOCK), _LARGEST_BLOCK)
+    d = programs.target.space.dim
+    held = numbers + linked.held if linked is not None else num_points * d * numbers
+    least = max(_LEAST_BLOCK, _ROWS_PER_PARAMETER * d if linked is not None else 0)
+    size = min(max(_CACHE // held, least), _LARGEST_BLOCK)
     return min(2 ** int(math.log2(size)), 2 ** math.ceil(math.log2(num_rows)))
 
 

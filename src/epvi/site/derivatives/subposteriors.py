@@ -109,6 +109,11 @@ class Subposteriors:
         value, gradient, hessian = self._evaluated(Order.FULL, theta[:, None], owner)
         return value[:, 0], gradient[:, 0], hessian[:, 0]
 
+    def gradient(self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]) -> tuple[np.ndarray, np.ndarray]:
+        """Value and gradient at points of the shards `owner`, which increase."""
+        value, gradient = self._evaluated(Order.GRADIENT, theta[:, None], owner)
+        return value[:, 0], gradient[:, 0]
+
     def value(self, theta: Float[np.ndarray, "P q d"], owner: Int[np.ndarray, " P"]) -> Float[np.ndarray, "P q"]:
         """Log p_m at q points for each of some shards."""
         return self._evaluated(Order.VALUE, theta, owner)[0]
@@ -133,6 +138,13 @@ class Subposteriors:
         """Value, gradient and Hessian of the shares of the prior."""
         nothing = [np.zeros((len(theta), *shape)) for shape in Order.FULL.shapes(self.dim)]
         return self._with_prior(Order.FULL, tuple(nothing), theta, self.shares[owner], None)
+
+    def prior_gradients(
+        self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]
+    ) -> Float[np.ndarray, "P d"]:
+        """The gradients of the shares of the prior."""
+        nothing = [np.zeros((len(theta), *shape)) for shape in Order.GRADIENT.shapes(self.dim)]
+        return self._with_prior(Order.GRADIENT, tuple(nothing), theta, self.shares[owner], None)[1]
 
     def _evaluated(self, order: Order, theta: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, ...]:
         start = time.perf_counter()
@@ -161,7 +173,8 @@ class Subposteriors:
         """Sums over each shard's rows, with leading axes (P, q)."""
         p, q, d = theta.shape
         zero = self.programs.zero(order, self._block, 1)
-        numbers = q * sum(part.size for part in jax.tree.leaves(zero))
+        # Points and sums are both held.
+        numbers = q * max(sum(part.size for part in jax.tree.leaves(zero)), d)
         most = 2 ** int(np.log2(min(max(_MOST_SUMS // numbers, 1), _MOST_POINTS)))
         total = jax.tree.map(lambda part: np.zeros((p, q, *part.shape[1:])), zero)
         program = self.programs.together(order, self._block, self.windows.block)

@@ -46,6 +46,10 @@ class Inference(abc.ABC):
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
         """Fit. All shards share the random key `common`, used for starts; `key` is the shard's own."""
 
+    def settled(self, dim: int, num_shards: int) -> "Inference":
+        """The same with what depends on the numbers of parameters and shards decided; by default nothing does."""
+        return self
+
     @property
     def fits_together(self) -> bool:
         """Whether `fit_together` is worth a try."""

@@ -15,6 +15,16 @@ _LAST_PART, _NEXT_PART = 16, 64
 NEAR_ENOUGH = 0.01
 
 
+# The same with many parameters, where a Hessian of the subsample serves to scale the steps on more rows: observed
+# numbers per parameter. Judgement: by the Marchenko-Pastur law its eigenvalues are then off by factors of 0.4 to 1.8.
+_FEWER_TERMS_PER_PARAMETER = 8
+
+
+def fewer_in_first_part(d: int, terms: int) -> int:
+    """Rows of the first subsample, for many parameters."""
+    return _FEWER_TERMS_PER_PARAMETER * d // terms + _LEAST_START_ROWS
+
+
 def first_part(d: int, terms: int) -> int:
     """Rows of the first subsample, for d parameters and this many observed numbers per row."""
     return max(_LEAST_START_TERMS, _START_TERMS_PER_PARAMETER * d) // terms + _LEAST_START_ROWS

@@ -23,14 +23,18 @@ from epvi.ground.validation import check_settings
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.inference import INFERENCES, Inference, LocalFit
-from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.newton import Tolerances
 from epvi.site.fit.nvi_run import Fitting, worth
 from epvi.site.fit.regular import RegularShards
 from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator, generators
 
-# By default covariances are full up to this dimension, diagonal above. Judgement: full Hessians cost d times as much.
+# By default covariances are full while those of all shards, M·K·d² numbers of 8 bytes, take at most 4 GB (10⁹ bytes)
+# at the hub, the budget of a product (`MAX_GIGABYTES` in hub/product/stack.py), and those of one shard at most 0.5 GB,
+# because a site holds several such arrays. With K = 4 that is up to 3,952 parameters, and 353 in 1,000 shards.
+# Judgement.
+_MOST_GIGABYTES, _MOST_GIGABYTES_OF_SHARD = 4.0, 0.5
+# Up to this many parameters covariances are full by default in any number of shards. Judgement: they take 80 kB each.
 _FULL_UP_TO = 100
 
 
@@ -39,11 +43,12 @@ _FULL_UP_TO = 100
 class NVI(Inference):
     """Nonparametric variational inference with at most `num_components` Gaussians.
 
-    `covariance` is `Spherical()` (as in the paper), `Diagonal()` or `Full()`; by default full up to 100 parameters and
-    diagonal above. Sweeps stop when the variational bound changes by less than `tolerance` nats. With `merge` (the
-    default) modes are searched for from `num_starts` starts, each gets one Gaussian, and weights are optimised; more
-    components than modes are used only if they raise the ELBO, estimated from `num_draws` draws, by half a nat. Without
-    `merge` all components are kept with equal weights, as in the paper.
+    `covariance` is `Spherical()` (as in the paper), `Diagonal()` or `Full()`; by default full up to 100 parameters, and
+    above while the covariances of all components of all shards take at most 4 GB (thousands of parameters in a few
+    shards), and otherwise diagonal. Sweeps stop when the variational bound changes by less than `tolerance` nats. With
+    `merge` (the default) modes are searched for from `num_starts` starts, each gets one Gaussian, and weights are
+    optimised; more components than modes are used only if they raise the ELBO, estimated from `num_draws` draws, by
+    half a nat. Without `merge` all components are kept with equal weights, as in the paper.
     """
 
     # Most components of a shard. Judgement: each costs a Hessian in every pass, and most shards need one.
@@ -80,6 +85,14 @@ class NVI(Inference):
         whole = self.covariance is None or self.covariance.packing.whole
         return self.merge and self.num_components > 1 and whole
 
+    def settled(self, dim: int, num_shards: int) -> "NVI":
+        """With the covariance structure that these numbers of parameters and shards have by default."""
+        if self.covariance is not None:
+            return self
+        one = 8e-9 * self.num_components * dim**2
+        affordable = one <= _MOST_GIGABYTES_OF_SHARD and num_shards * one <= _MOST_GIGABYTES
+        return dataclasses.replace(self, covariance=Full() if dim <= _FULL_UP_TO or affordable else Diagonal())
+
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
         """Fit the mixture."""
         d = subposterior.dim
@@ -101,13 +114,12 @@ class NVI(Inference):
         self, subposteriors: Subposteriors, *, common: jax.Array, keys: jax.Array
     ) -> list[LocalFit | None]:
         """Fit the shards that have one mode and are close to Gaussian there; see `regular.py`."""
-        d, structure = subposteriors.dim, self._structure(subposteriors.dim)
-        # With more parameters a mode is searched for by gradients.
-        if not (self.fits_together and structure.packing.whole and d <= MOST_ON_TALL):
+        structure = self._structure(subposteriors.dim)
+        if not (self.fits_together and structure.packing.whole):
             return [None] * subposteriors.num_shards
         tolerable = np.array([worth(share) for share in subposteriors.shares])
         precision = _tolerances(subposteriors.rows)
-        starts = self._starts(common, d)
+        starts = self._starts(common, subposteriors.dim)
         work = RegularShards(
             subposteriors, structure, precision, starts, self.num_components, self.num_draws, tolerable
         )
@@ -118,7 +130,8 @@ class NVI(Inference):
                 return [None] * subposteriors.num_shards
 
     def _structure(self, d: int) -> Structure:
-        return self.covariance or (Full() if d <= _FULL_UP_TO else Diagonal())
+        # `settled` has decided unless the caller did not say how many shards there are.
+        return self.settled(d, 1).covariance or Full()
 
     def _starts(self, common: jax.Array, d: int) -> np.ndarray:
         return generator(common).standard_normal((max(self.num_starts, self.num_components), d))

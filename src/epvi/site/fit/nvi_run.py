@@ -21,7 +21,7 @@ from epvi.site.fit.entropy_bound import overlap
 from epvi.site.fit.flat_directions import flat_direction
 from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.ladder import NEAR_ENOUGH, first_part, part_sizes, scaled_starts
-from epvi.site.fit.modes import Modes, climb_to, distinct_of, find_modes, follow
+from epvi.site.fit.modes import Modes, climb_to, distinct_of, find_modes, follow, second_order
 from epvi.site.fit.monte_carlo import Drawn, base_draws, draw_from, draws_of, with_best_weights
 from epvi.site.fit.newton import Tolerances
 from epvi.site.fit.sweeps import Components, Sweeps
@@ -99,7 +99,9 @@ class Fitting:
         flat = self._flat_direction(modes, near[0] if near is not None and seen else None)
         plain = self.at_modes(modes, flat=flat is not None)
         best, drawn = plain, with_best_weights(self.draw(plain, rng, near))
-        can_split = flat is None and plain.converged and self.num_components > 1
+        # With many parameters the sweeps would optimise all entries of several large covariances.
+        few = second_order(self.num_components, self.subposterior.dim) or not self._packing.whole
+        can_split = flat is None and plain.converged and self.num_components > 1 and few
         if can_split and self._falls_short(drawn):
             # The smallest subsample shows whether a split is worth passes over all rows.
             asked = len(works) == 1 or works[0].asks_for_a_split(found[0], rng)

@@ -20,9 +20,10 @@ from epvi.ground.status import Status, StatusCode
 from epvi.site.derivatives.expansion import PARTS, TALL
 from epvi.site.derivatives.expansions import Taylors, expand_together
 from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.fit.few_hessians import OneShard, only_mode
 from epvi.site.fit.inference import LocalFit
-from epvi.site.fit.ladder import NEAR_ENOUGH, first_part, part_sizes, scaled_starts
-from epvi.site.fit.modes import SAME_MODE
+from epvi.site.fit.ladder import NEAR_ENOUGH, fewer_in_first_part, first_part, part_sizes, scaled_starts
+from epvi.site.fit.modes import MOST_ON_TALL, SAME_MODE
 from epvi.site.fit.monte_carlo import base_draws
 from epvi.site.fit.newton import Climbed, Tolerances, climb
 
@@ -43,6 +44,10 @@ _SHARE_OF_ROWS, _ROWS_PER_PARAMETER, _MOST_PER_PART = 8, 16, 512
 # A remainder with a larger average standard error, in nats, is computed from all rows. Judgement: it is compared with
 # half a nat.
 _CERTAIN = 0.1
+# Up to this many parameters the KL divergence of one Gaussian is compared with what is acceptable as it is, and above
+# in proportion to d: it is then the sum of small divergences in all directions, which refinement mends and a split into
+# a few components does not. Judgement.
+_DIVERGES_IN = 128
 
 
 class _Estimates(NamedTuple):
@@ -114,11 +119,11 @@ class RegularShards:
     def modes(self, rngs: list[np.random.Generator]) -> Ends:
         """The modes: searched for on a subsample of each shard with many rows, and followed to all of its rows."""
         sub, d = self.subposteriors, self.subposteriors.dim
+        if d > MOST_ON_TALL:
+            return self._by_gradients(rngs)
         first = first_part(d, sub.programs.target.terms)
         steps = [part_sizes(int(n), first) for n in sub.sizes]
-        count = sub.num_shards
-        at = Taylors(np.zeros((count, d)), np.zeros(count), np.zeros((count, d)), np.zeros((count, d, d)))
-        ends = Ends(at, np.ones(count, bool))
+        count, ends = sub.num_shards, _unknown(sub)
         for i in range(max(map(len, steps))):
             shards = np.array([m for m in range(count) if len(steps[m]) > i and ends.good[m]], int)
             if len(shards):
@@ -137,6 +142,31 @@ class RegularShards:
             some = rest[(sub.sizes[rest] >= TALL) == tall]
             if len(some):
                 self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
+        return ends
+
+    def _by_gradients(self, rngs: list[np.random.Generator]) -> Ends:
+        """The modes of shards with many parameters, one shard after the other, with few Hessians."""
+        sub, ends = self.subposteriors, _unknown(self.subposteriors)
+        first = fewer_in_first_part(sub.dim, sub.programs.target.terms)
+        starts = scaled_starts(self.starts)[: self.num_starts]
+        for m, size in enumerate(sub.sizes):
+            chosen = [_some(rngs[m], int(size), part) for part in part_sizes(int(size), first)]
+            parts = [OneShard(sub.thinned(np.array([m]), [rows]), 0) for rows in chosen]
+            found = only_mode([*parts, OneShard(sub, m)], starts)
+            if found is None:
+                ends.good[m] = False
+                continue
+            at = Climbed(
+                found.point[None],
+                np.array([found.value]),
+                found.gradient[None],
+                found.hessian[None],
+                np.array([found.decrement]),
+                np.ones(1, bool),
+                np.ones(1, bool),
+            )
+            last = _last_step(sub, np.array([m]), at, self.precision)
+            _put(ends, np.array([m]), last, last.converged & last.concave)
         return ends
 
     def _search(
@@ -193,7 +223,8 @@ class RegularShards:
         # L2 of a single Gaussian with the Laplace covariance: ½ tr ΣH = −d/2, and the entropy bound of N(μ; μ, 2Σ).
         bounds = at.value - 0.5 * d + 0.5 * (d * (_LOG_2PI + np.log(2.0)) - log_dets)
         made = _Estimates.of(ratios, doubt)
-        good = np.all(np.isfinite(ratios), axis=1) & ~guarded & (made.least < self.tolerable[shards] + 2 * made.error)
+        tolerable = self.tolerable[shards] * max(d / _DIVERGES_IN, 1.0)
+        good = np.all(np.isfinite(ratios), axis=1) & ~guarded & (made.least < tolerable + 2 * made.error)
         fits: list[LocalFit | None] = [None] * len(shards)
         for i in np.flatnonzero(good):
             root = packing.root(precisions[i])
@@ -235,6 +266,12 @@ class RegularShards:
         for i in range(0, theta.shape[1] if len(left) else 0, _DRAWS_AT_ONCE):
             values[left, i : i + _DRAWS_AT_ONCE] = sub.value(theta[left, i : i + _DRAWS_AT_ONCE], shards[left])
         return values, doubt
+
+
+def _unknown(sub: Subposteriors) -> Ends:
+    count, d = sub.num_shards, sub.dim
+    at = Taylors(np.zeros((count, d)), np.zeros(count), np.zeros((count, d)), np.zeros((count, d, d)))
+    return Ends(at, np.ones(count, bool))
 
 
 def _some(rng: np.random.Generator, num_rows: int, count: int) -> Int[np.ndarray, " n"]:

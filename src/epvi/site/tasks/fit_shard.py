@@ -142,8 +142,9 @@ def fit_columns(
     together = None if tried else fit_regular(programs, columns, [part], [subposterior.num_rows], plan)[0]
     if together is not None:
         return together
+    inference = plan.inference.settled(programs.target.space.dim, part.num_shards)
     common, (key,) = plan.keys([part])
-    made = plan.inference.fit(subposterior.bounded(), columns, common=common, key=key)
+    made = inference.fit(subposterior.bounded(), columns, common=common, key=key)
     return _shard_fit(programs, columns, part, plan, made, time.perf_counter() - start)
 
 
@@ -163,8 +164,9 @@ def fit_regular(
     window = block_size(programs, columns, sum(sizes), 1)
     windows = Windows.of(np.array(sizes), window, max(sizes))
     subposteriors = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)), report=report)
+    inference = plan.inference.settled(subposteriors.dim, parts[0].num_shards)
     common, keys = plan.keys(parts)
-    made = plan.inference.fit_together(subposteriors, common=common, keys=keys)
+    made = inference.fit_together(subposteriors, common=common, keys=keys)
     fits: list[ShardFit | None] = []
     for part, fit, begin, size in zip(parts, made, windows.bounds[:-1], sizes, strict=True):
         own = {name: column[begin : begin + size] for name, column in columns.items()}

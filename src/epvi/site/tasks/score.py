@@ -24,15 +24,19 @@ from epvi.ground.seeds import SeedStream
 from epvi.ground.verb import verb
 from epvi.site.derivatives.expansion import PARTS, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
 from epvi.site.derivatives.expansion_cache import ExpansionCache
+from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
+from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.subsamples import Subsamples, by_influence, uniform
+from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns, generator
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.tasks.fingerprint import hash_rows
 from epvi.site.tasks.fit_shard import ONE_SITE, as_model, parse_shard, provenance
 from epvi.site.tasks.predictive import same_coding, same_space
+from epvi.site.tasks.score_many import MANY, ManyParameters, few_pairs, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws, mapped
 from epvi.wire.shard_fit import Part, Provenance
@@ -124,10 +128,10 @@ class Asking:
         """Scores with a larger median standard error, in nats, are computed from more rows."""
         return _CERTAIN * math.sqrt(self.share)
 
-    def sizes(self, num_rows: int) -> list[int]:
+    def sizes(self, num_rows: int, draws: Draws) -> list[int]:
         """The sizes of subsamples to try."""
         # Twice the share: half of all rows get the usual subsample.
-        return sizes_of_parts(num_rows, min(2 * self.share, 1.0))
+        return sizes_of_parts(num_rows, min(2 * self.share, 1.0), draws.space.dim if draws.form.whole else 1)
 
 
 def answer_columns(programs: Programs, columns: Columns, draws: Draws, part: Part, asking: Asking) -> Scores:
@@ -168,7 +172,44 @@ def scores_of(
 def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
     """Scores, derivatives and moments, by Taylor expansions where they are accurate enough."""
     made = None if asking.exact else by_expansions(subposterior, draws, shard, asking)
-    return made if made is not None else _by_all_rows(subposterior, draws, asking)
+    if made is not None:
+        return made
+    if too_many(draws, subposterior.num_rows):
+        return _with_many_parameters(subposterior, draws, shard, asking)
+    return _by_all_rows(subposterior, draws, asking)
+
+
+def _with_many_parameters(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
+    """The answers of one shard with many parameters."""
+    programs, columns, size = subposterior.programs, subposterior.rows, subposterior.num_rows
+    windows = Windows.of(np.array([size]), block_size(programs, columns, size, 1), size)
+    each = Subposteriors(programs, columns, windows, np.array([float(draws.share_of(shard).prior)]), np.ones(1))
+    own = [taylors_about(each, centre) for centre in draws.centres]
+    many = ManyParameters(each, own, draws, [shard], np.array([asking.share]), asking.exact)
+    (made,) = answers_of_many(many)
+    subposterior.passes += each.passes[0]
+    return made
+
+
+def taylors_about(each: Subposteriors, centre: Float[np.ndarray, " d"]) -> Taylors:
+    """The expansion of every shard about one centre."""
+    centres = np.tile(centre, (each.num_shards, 1))
+    return Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
+
+
+def answers_of_many(many: ManyParameters) -> list[Answers]:
+    """The answers of shards with many parameters."""
+    each, draws, own = many.each, many.draws, many.own
+    values, products = finite(many.values(draws.theta)), many.products()
+    moments = many.moments() if len(draws.base) else [None] * each.num_shards
+    moved = [one.moved(centre) for one, centre in zip(own, draws.centres, strict=True)]
+    prior = each.prior_alone(moved[0].centre, np.arange(each.num_shards))[1]
+    answers = []
+    for b in range(each.num_shards):
+        centres = Derivatives(*(np.stack([getattr(one, name)[b] for one in moved]) for name in Derivatives._fields))
+        rows = Variation(moved[0].gradient[b] - prior[b], products[b])
+        answers.append(checked(Answers(values[b], np.zeros(len(draws.theta)), centres, rows, moments[b], True)))
+    return answers
 
 
 def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> Answers:
@@ -189,7 +230,7 @@ def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> An
 
 def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
     """The answers by Taylor expansions about the centres; None if no size of subsamples is accurate enough."""
-    if not asking.sizes(subposterior.num_rows):
+    if not asking.sizes(subposterior.num_rows, draws):
         return None
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
@@ -198,6 +239,9 @@ def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: 
     for samples in _subsamples(subposterior, draws, places, key, asking):
         near = expand(places, wholes, samples)
         if not all(around.is_alike for around in near):
+            continue
+        if subposterior.dim > MANY and np.median(_scored(near, draws.theta[:_DRAWS_AT_ONCE])[1]) > asking.certain:
+            # All draws would cost as much as some Hessians.
             continue
         values, errors = _scored(near, draws.theta)
         # The median, because errors at far draws, which have little posterior weight, do not matter.
@@ -218,7 +262,7 @@ def _subsamples(
     subposterior: Subposterior, draws: Draws, centres: np.ndarray, key: jax.Array, asking: Asking
 ) -> Iterator[Subsamples]:
     """Subsamples to be tried in this order: a uniform one, and where it is not enough, larger ones by influence."""
-    sizes = asking.sizes(subposterior.num_rows)
+    sizes = asking.sizes(subposterior.num_rows, draws)
     yield uniform(subposterior, sizes[0], PARTS, generator(key))
     rng = generator(jax.random.fold_in(key, SeedStream.PARTS))
     pilots = mapped(draws.gaussians, rng.standard_normal((_PILOTS, draws.space.dim)))
@@ -267,7 +311,8 @@ def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     for points in draws.points():
         nearest = near[int(np.argmin([np.mean(around.whole.distances(points - around.centre)) for around in near]))]
         values.append(nearest.near(points, _DRAWS_AT_ONCE).value)
-        gradient, hessian = nearest.derivatives(points, asking.points_at_once)
+        few = few_pairs(points) if draws.form.whole and points.shape[1] > MANY else None
+        gradient, hessian = nearest.derivatives(points, asking.points_at_once, few)
         gradients.append(gradient)
         hessians.append(hessian)
     return Expected(np.stack(values), np.stack(gradients), np.stack(hessians))

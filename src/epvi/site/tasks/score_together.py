@@ -25,7 +25,8 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.score import Answers, Asking, by_expansions, checked, finite, scores_of
+from epvi.site.tasks.score import Answers, Asking, answers_of_many, by_expansions, checked, finite, scores_of
+from epvi.site.tasks.score_many import ManyParameters, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part
@@ -35,6 +36,8 @@ from epvi.wire.shard_fit import Part
 _MOST_VALUES, _LEAST_AT_ONCE = 2**20, 64
 # Most numbers of Hessians that are in memory at once: 32 MB. Judgement.
 _MOST_NUMBERS = 2**22
+# Most products of two coordinates of a displacement, counted twice, that are in memory at once: 256 MB. Judgement.
+_MOST_PRODUCTS = 2**26
 
 
 def answer_together(
@@ -56,10 +59,14 @@ def answer_together(
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         answers = None
-        if not asking.exact and asking.sizes(num_rows):
+        if not asking.exact and asking.sizes(num_rows, draws):
             prior = sum((part.prior for part in parts), Fraction(0))
             batch = Subposterior.of(programs, columns, prior, asking.rows_per_block)
             answers = _estimated(each, batch, draws, parts[0].shard, asking, known)
+        if answers is None and too_many(draws, num_rows):
+            own = [known.about(each, centre) for centre in draws.centres]
+            shards, shares = [part.shard for part in parts], asking.share * np.array(sizes) / num_rows
+            answers = answers_of_many(ManyParameters(each, own, draws, shards, shares, asking.exact))
         answers = [checked(one) for one in (answers or _by_all_rows(each, draws))]
     seconds = time.perf_counter() - start
     efforts = [(int(each.passes[m]), seconds * size / num_rows) for m, size in enumerate(sizes)]
@@ -161,8 +168,11 @@ def _expanded(own: list[Taylors], theta: np.ndarray, nearest: np.ndarray) -> Flo
 
 
 def _quadratics(one: Taylors, delta: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "B S"]:
-    """All shards' expansions at the same displacements, as one matrix product over the products δ_i δ_j."""
+    """All shards' expansions at the same displacements: by one matrix product over the products δ_i δ_j, if few."""
     d = delta.shape[1]
+    if delta.size * d > _MOST_PRODUCTS:
+        bent = np.stack([np.sum((delta @ hessian) * delta, axis=1) for hessian in one.hessian])
+        return one.value[:, None] + one.gradient @ delta.T + 0.5 * bent
     rows, columns = np.triu_indices(d)
     doubled = np.where(rows == columns, 0.5, 1.0) * one.hessian[:, rows, columns]
     return one.value[:, None] + one.gradient @ delta.T + doubled @ (delta[:, rows] * delta[:, columns]).T

@@ -1,0 +1,158 @@
+"""Finds the mode of a shard with many parameters from gradients and two or three Hessians.
+
+With d parameters a Hessian costs as much as d/2 gradients. So a mode is climbed to by L-BFGS in coordinates in which a
+Hessian computed before is −I, and the next Hessian is computed only at the end. Takes the shard's log density on
+subsamples of increasing size and on all rows; returns the mode on all rows, or None if there may be several, or if the
+density was found not to be concave along the way: then the shard is fitted in another way.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from epvi.gaussian.structures import WHOLE
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.fit.ladder import NEAR_ENOUGH
+from epvi.site.fit.modes import SAME_MODE
+
+# Most Hessians on one subsample, most steps of L-BFGS between two of them, and most evaluations in a step. Judgement: a
+# log-concave density takes one or two Hessians and some tens of steps of one or two evaluations.
+_MOST_HESSIANS, _MOST_STEPS, _MOST_TRIES = 6, 300, 12
+# Pairs of steps and changes of the gradient that L-BFGS keeps. Judgement: 5 to 20 are usual.
+_PAIRS = 20
+# A step is long enough when the slope along it has fallen by a tenth, and too long when it has reached the opposite:
+# the usual curvature condition of quasi-Newton methods (Nocedal & Wright 2006, section 3.1).
+_FALLEN = 0.9
+# Least and most factor by which a step that is too long or too short changes. Judgement.
+_SHRINK, _GROW = 0.1, 4.0
+# Relative rounding error of values and of slopes along a step in float32. Judgement: sums over many rows.
+_ROUNDING = 1e-6
+
+
+class OneShard(NamedTuple):
+    """The log density of one shard: number `owner` of some subposteriors."""
+
+    subposteriors: Subposteriors
+    owner: int
+
+    def gradient(self, point: Float[np.ndarray, " d"]) -> tuple[float, np.ndarray]:
+        """Value and gradient."""
+        value, gradient = self.subposteriors.gradient(point[None], np.array([self.owner]))
+        return float(value[0]), gradient[0]
+
+    def summit(self, point: Float[np.ndarray, " d"]) -> "Summit | None":
+        """Value, gradient and Hessian; None where −H is not positive-definite or something is not finite."""
+        value, gradient, hessian = (x[0] for x in self.subposteriors.second_order(point[None], np.array([self.owner])))
+        if not (np.isfinite(value) and np.all(np.isfinite(gradient)) and np.all(np.isfinite(hessian))):
+            return None
+        try:
+            half = WHOLE.inverse_root(-hessian)
+        except np.linalg.LinAlgError:
+            return None
+        white = half @ gradient
+        return Summit(point, float(value), gradient, hessian, half, 0.5 * float(white @ white))
+
+
+class Summit(NamedTuple):
+    """A point with its Hessian."""
+
+    point: Float[np.ndarray, " d"]
+    value: float
+    gradient: Float[np.ndarray, " d"]
+    hessian: Float[np.ndarray, "d d"]
+    # L⁻¹ for L Lᵀ = −H.
+    half: Float[np.ndarray, "d d"]
+    # ½ gᵀ(−H)⁻¹g: the gain, in nats, that the quadratic model still predicts.
+    decrement: float
+
+
+def only_mode(parts: Sequence[OneShard], starts: Float[np.ndarray, "n d"]) -> Summit | None:
+    """The mode of the last of `parts`, all rows; all starts must lead to the same mode of the first, the smallest."""
+    first = np.argmin(np.sum(starts**2, axis=1))
+    at = parts[0].summit(starts[first])
+    found = None if at is None else _climbed(parts[0], at.point, at.half)
+    if found is None:
+        return None
+    for start in np.delete(starts, first, axis=0):
+        end = ascend(parts[0], start, found.half)
+        away = None if end is None else end - found.point
+        if away is None or -away @ found.hessian @ away >= SAME_MODE**2:
+            return None
+    for rows in parts[1:]:
+        found = _climbed(rows, found.point, found.half)
+        if found is None:
+            return None
+    return found
+
+
+def _climbed(rows: OneShard, start: np.ndarray, half: np.ndarray) -> Summit | None:
+    """The mode, from a start and L⁻¹ of a Hessian nearby."""
+    for _ in range(_MOST_HESSIANS):
+        end = ascend(rows, start, half)
+        at = None if end is None else rows.summit(end)
+        if at is None or at.decrement <= NEAR_ENOUGH:
+            return at
+        start, half = at.point, at.half
+    return None
+
+
+def ascend(rows: OneShard, start: Float[np.ndarray, " d"], half: Float[np.ndarray, "d d"]) -> np.ndarray | None:
+    """Climb by L-BFGS in coordinates z with θ = L⁻ᵀz until ½|∇f|² there is small; None if f is not concave, or slow.
+
+    Only slopes decide on the length of a step, because differences of values are lost in rounding near the mode.
+    """
+    point, (value, gradient) = start, rows.gradient(start)
+    slope, pairs = half @ gradient, deque[tuple[np.ndarray, np.ndarray]](maxlen=_PAIRS)
+    for _ in range(_MOST_STEPS):
+        if not np.isfinite(value) or not np.all(np.isfinite(slope)):
+            return None
+        if 0.5 * slope @ slope <= NEAR_ENOUGH:
+            return point
+        step = _direction(slope, pairs)
+        made = _searched(rows, point, value, slope, step, half)
+        if made is None:
+            return None
+        length, point, value, new = made
+        pairs.append((length * step, slope - new))
+        slope = new
+    return None
+
+
+def _searched(
+    rows: OneShard, point: np.ndarray, value: float, slope: np.ndarray, step: np.ndarray, half: np.ndarray
+) -> tuple[float, np.ndarray, float, np.ndarray] | None:
+    """A length of the step, with point, value and slopes there; None if f is not concave along it."""
+    begin, along, length = float(slope @ step), half.T @ step, 1.0
+    for _ in range(_MOST_TRIES):
+        there = point + length * along
+        new, gradient = rows.gradient(there)
+        after = half @ gradient
+        end = float(after @ step)
+        if not np.isfinite(new) or not np.isfinite(end):
+            length *= _SHRINK
+            continue
+        if end > begin * (1 + _ROUNDING):
+            return None
+        if abs(end) <= _FALLEN * begin and new >= value - _ROUNDING * abs(value):
+            return length, there, new, after
+        # The zero of the slope, if it is linear along the step.
+        length *= float(np.clip(begin / max(begin - end, _ROUNDING * begin), _SHRINK, _GROW))
+    return None
+
+
+def _direction(slope: np.ndarray, pairs: deque[tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+    """The step of L-BFGS by its two-loop recursion (Nocedal & Wright 2006, algorithm 7.4); the slope if it is none."""
+    made, parts = slope.copy(), []
+    for moved, fell in reversed(pairs):
+        part = float(moved @ made) / float(moved @ fell)
+        made -= part * fell
+        parts.append(part)
+    if pairs:
+        moved, fell = pairs[-1]
+        made *= float(moved @ fell) / float(fell @ fell)
+    for (moved, fell), part in zip(pairs, reversed(parts), strict=True):
+        made += (part - float(fell @ made) / float(moved @ fell)) * moved
+    return made if float(made @ slope) > 0 else slope

@@ -1,0 +1,156 @@
+"""Answers of shards with many parameters: what a Hessian at every base draw would cost too much for.
+
+Takes the subposteriors of several shards, their Taylor expansions about the centres, and `Draws`. Log densities at the
+draws and average gradients, which cost no more than a Hessian, are computed from all rows. The average Hessian under a
+Gaussian is computed at few of its base draws, in antithetic pairs z, −z, each on its own part of the rows: what a row
+contributes varies over draws as it does over rows, so that other draws for other rows are as good as all draws for all
+rows. Usually its change from the centre c is computed so, on a subsample of the rows:
+
+    E H ≈ H(c) + mean over parts g of [ ½ H_g(c + L⁻ᵀz_g) + ½ H_g(c − L⁻ᵀz_g) − H_g(c) ]
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float
+
+from epvi.gaussian.matrices import positive_definite
+from epvi.ground.seeds import SeedStream
+from epvi.site.derivatives.average_gradient import average_gradient
+from epvi.site.derivatives.expansions import Taylors
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.rows.columns import generator
+from epvi.wire.answer import Expected
+from epvi.wire.request import Draws
+
+# Answers are computed as described above with more than this many parameters, if Hessians at all base draws from all
+# rows took more than this many operations. Judgement: a fraction of a second.
+MANY, _MOST_OPERATIONS = 64, 2**34
+# Draws at which log densities are computed in one pass. Judgement: enough for matrix products to be fast.
+_DRAWS_AT_ONCE = 256
+# Pairs of base draws at which Hessians of a subsample of rows are averaged. Judgement: their change from the centre is
+# a small part of them.
+_PAIRS = 8
+# Pairs at which the change of a shard's Hessian is averaged, each on its own part of the subsample; other shards take
+# other pairs. Judgement: a pair affects the average in its own direction only.
+_PAIRS_OF_HESSIANS = 4
+# Rows of that subsample per parameter, over all shards, and at least of shards that answer together. Judgement: the
+# change is some percent of the Hessian, and known to a third by the Marchenko-Pastur law.
+_ROWS_PER_PARAMETER, _LEAST_ROWS_PER_PARAMETER = 16, 8
+# If the Hessian of the subsample is less than this part of that of all rows in some direction, or more than its
+# inverse, the subsample lacks influential rows (of a rare category), and all rows are used. Judgement: it is beyond
+# what the Marchenko-Pastur law lets expect.
+_ALIKE = 0.3
+# Least rows of a part of it. Judgement: with fewer, calls cost more than arithmetic.
+_LEAST_ROWS = 64
+# Rows per parameter on which a shard's outer products of scores are computed; with fewer than twice as many rows, on
+# all. Judgement: their matrix is then known to a third in every direction.
+_ROWS_OF_SCORES = 8
+
+
+def too_many(draws: Draws, num_rows: int) -> bool:
+    """Whether a Hessian of all rows at every base draw would cost too much."""
+    d, points = draws.theta.shape[1], draws.gaussians.num_components * max(len(draws.base), 1)
+    return draws.form.whole and d > MANY and 2 * points * num_rows * d**2 > _MOST_OPERATIONS
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ManyParameters:
+    """The answers of B shards to one request."""
+
+    each: Subposteriors
+    # Expansions of all shards about each centre.
+    own: list[Taylors]
+    draws: Draws
+    # The shards' numbers, and the part of all shards' rows that each has.
+    shards: list[int]
+    shares: Float[np.ndarray, " B"]
+    # Whether all rows are used throughout.
+    exact: bool
+
+    def values(self, theta: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "B S"]:
+        """Log densities of each shard, from all rows."""
+        owner = np.arange(self.each.num_shards)
+        short = -len(theta) % min(_DRAWS_AT_ONCE, len(theta))
+        filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)])
+        parts = np.split(filled, range(_DRAWS_AT_ONCE, len(filled), _DRAWS_AT_ONCE))
+        made = [self.each.value(np.broadcast_to(part, (len(owner), *part.shape)), owner) for part in parts]
+        return np.concatenate(made, axis=1)[:, : len(theta)]
+
+    def moments(self) -> list[Expected]:
+        """Expectations under the Gaussians, of each shard."""
+        found = []
+        for points, own in zip(self.draws.points(), self.own, strict=True):
+            found.append([self.values(points), self._gradients(points), self._hessians(points, own)])
+        return [
+            Expected(*(np.stack([one[i][b] for one in found]) for i in range(3))) for b in range(self.each.num_shards)
+        ]
+
+    def products(self) -> Float[np.ndarray, "B d d"]:
+        """Sums over each shard's rows of the outer products of their scores at the first centre."""
+        rows, factors = self.each, np.ones(self.each.num_shards)
+        most = _ROWS_OF_SCORES * rows.dim
+        if not self.exact and np.all(rows.sizes >= 2 * most):
+            chosen = [self._some(b, most, 0) for b in range(rows.num_shards)]
+            rows = rows.thinned(np.arange(rows.num_shards), chosen)
+            # The inverse of a covariance that n rows give is too large by n / (n − d − 1) on average (inverse Wishart).
+            factors = factors * most / (most - rows.dim - 1)
+        return factors[:, None, None] * rows.spread(self.draws.centres[0])
+
+    def _gradients(self, points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "B d"]:
+        """Average gradients over all base draws, from all rows."""
+        each, made = self.each, []
+        for b in range(each.num_shards):
+            prior = np.mean(each.prior_gradients(points, np.full(len(points), b)), axis=0)
+            rows = average_gradient(each.programs, each.rows, each.windows, b, points)
+            made.append(prior + each.weights[b] * rows)
+        return np.stack(made)
+
+    def _hessians(self, points: Float[np.ndarray, "R d"], own: Taylors) -> Float[np.ndarray, "B d d"]:
+        """Average Hessians: those at the centre and their average change on subsamples, if these lack nothing."""
+        each, total = self.each, self.each.windows.num_rows
+        wanted = max(_ROWS_PER_PARAMETER * float(np.sum(self.shares)), _LEAST_ROWS_PER_PARAMETER) * each.dim
+        few = np.maximum((wanted * each.sizes / total).astype(int), _PAIRS_OF_HESSIANS * _LEAST_ROWS)
+        if not self.exact and np.all(2 * few <= each.sizes):
+            changed, seen = np.zeros_like(own.hessian), np.zeros_like(own.hessian[0])
+            for b in range(each.num_shards):
+                for share, (up, down, here) in self._at_pairs(b, int(few[b]), points, own.centre[:1]):
+                    changed[b] += share * (0.5 * (up + down) - here)
+                    seen += share * here
+            whole = np.sum(own.hessian, axis=0)
+            if np.all(positive_definite(np.stack([_ALIKE * whole - seen, _ALIKE * seen - whole]))):
+                return own.hessian + changed
+        made = np.zeros_like(own.hessian)
+        for b in range(each.num_shards):
+            for share, (up, down) in self._at_pairs(b, int(each.sizes[b]), points, own.centre[:0]):
+                made[b] += share * 0.5 * (up + down)
+        return made
+
+    def _at_pairs(
+        self, b: int, count: int, points: Float[np.ndarray, "R d"], others: Float[np.ndarray, "n d"]
+    ) -> Iterator[tuple[float, np.ndarray]]:
+        """Hessians of parts of `count` rows of a shard at a pair each, and at other points, with the parts' shares."""
+        half, parts = len(points) // 2, np.array_split(self._some(b, count, 1), _PAIRS_OF_HESSIANS)
+        for i, rows in enumerate(parts):
+            if len(rows):
+                pair = (_PAIRS_OF_HESSIANS * self.shards[b] + i) % half
+                at = np.stack([points[pair], points[half + pair], *others])
+                part = self.each.thinned(np.array([b]), [np.sort(rows)])
+                yield len(rows) / count, part.second_order(at, np.zeros(len(at), int))[2]
+
+    def _some(self, b: int, count: int, stream: int) -> np.ndarray:
+        """A random subsample of a shard's rows, in random order for stream 1, the same in every round."""
+        key = jax.random.wrap_key_data(jnp.asarray(self.draws.asked.key, jnp.uint32))
+        key = jax.random.fold_in(jax.random.fold_in(key, SeedStream.PARTS), self.shards[b])
+        rng = generator(jax.random.fold_in(key, stream))
+        chosen = rng.choice(int(self.each.sizes[b]), count, replace=False)
+        return chosen if stream else np.sort(chosen)
+
+
+def few_pairs(points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "r d"]:
+    """The first antithetic pairs of base draws mapped to a Gaussian: μ + Lz for half of them, μ − Lz for the others."""
+    half = len(points) // 2
+    return np.concatenate([points[:half][:_PAIRS], points[half:][:_PAIRS]])

@@ -1,0 +1,121 @@
+"""Many parameters: modes from gradients and few Hessians, full covariances by default, and the right posterior."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from scipy.special import logsumexp
+
+import epvi
+from epvi.site.derivatives.passes import programs_of
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.derivatives.windows import Windows
+from epvi.site.fit.few_hessians import OneShard, only_mode
+from epvi.site.fit.newton import Tolerances, climb
+
+
+def logistic(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def squared(x, y=None):
+    """Only w² is known: two modes."""
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(jnp.sum(w**2) + x @ w * 0, 0.1), obs=y)
+
+
+def made(num_rows, d, seed=0):
+    """Correlated columns of different scales."""
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(num_rows, d)) + 0.7 * rng.normal(size=(num_rows, 1))
+    x *= np.geomspace(0.3, 3, d)
+    w = rng.normal(size=d) / np.linalg.norm(x, axis=1).mean()
+    return {"x": x, "y": (rng.logistic(size=num_rows) < x @ w).astype(np.int64)}
+
+
+def shard_of(model, rows):
+    count = len(rows["y"])
+    windows = Windows.of(np.array([count]), 256, count)
+    return Subposteriors(programs_of(epvi.Model(model), rows), rows, windows, np.ones(1), np.ones(1))
+
+
+def test_a_mode_is_found_by_gradients_from_all_starts():
+    sub = shard_of(logistic, made(2000, 5))
+    few = sub.thinned(np.array([0]), [np.arange(0, 2000, 8)])
+    starts = np.random.default_rng(1).normal(size=(4, 5)) * np.array([1.0, 1.0, 0.1, 3.0])[:, None]
+    found = only_mode([OneShard(few, 0), OneShard(sub, 0)], starts)
+    # Few passes over all rows: gradients, and one Hessian or two.
+    assert sub.passes[0] < 20
+    newton = climb(
+        lambda theta, active: sub.second_order(theta, np.zeros(1, int)), np.zeros((1, 5)), Tolerances(1e-9, 1e-12)
+    )
+    assert found is not None
+    assert found.decrement < 0.01
+    away = found.point - newton.points[0]
+    assert -away @ newton.hessian[0] @ away < 4 * 0.01
+    np.testing.assert_allclose(found.hessian, newton.hessian[0], rtol=0.02, atol=1e-3 * np.abs(newton.hessian).max())
+
+
+def test_two_modes_are_not_taken_for_one():
+    rng = np.random.default_rng(0)
+    rows = {"x": rng.normal(size=(300, 2)), "y": 1 + 0.1 * rng.normal(size=300)}
+    sub = shard_of(squared, rows)
+    assert only_mode([OneShard(sub, 0)], rng.normal(size=(4, 2))) is None
+
+
+@pytest.mark.parametrize(
+    ("d", "num_shards", "structure"),
+    [
+        (100, 100_000, epvi.Full()),
+        (1000, 4, epvi.Full()),
+        (300, 1000, epvi.Full()),
+        (400, 1000, epvi.Diagonal()),
+        (10_000, 1, epvi.Diagonal()),
+    ],
+)
+def test_covariances_are_full_while_they_are_affordable(d, num_shards, structure):
+    assert epvi.NVI().settled(d, num_shards).covariance == structure
+    chosen = epvi.NVI(covariance=epvi.Spherical())
+    assert chosen.settled(d, num_shards) is chosen
+
+
+@functools.cache
+def reference(num_rows, d):
+    """Mean and sds by importance sampling from the Laplace approximation of all rows, in NumPy."""
+    rows = made(num_rows, d)
+    x, y, w = rows["x"], rows["y"], np.zeros(d)
+    for _ in range(20):
+        p = 1 / (1 + np.exp(-x @ w))
+        precision = (x * (p * (1 - p))[:, None]).T @ x + np.eye(d)
+        w = w + np.linalg.solve(precision, x.T @ (y - p) - w)
+    root = np.linalg.inv(np.linalg.cholesky(precision))
+    z = np.random.default_rng(3).normal(size=(20_000, d))
+    z = np.concatenate([z, -z])
+    theta = w + z @ root
+    eta = theta @ x.T
+    log_p = eta @ y - np.sum(np.logaddexp(0, eta), axis=1) - 0.5 * np.sum(theta**2, axis=1)
+    log_w = log_p + 0.5 * np.sum(z**2, axis=1)
+    weights = np.exp(log_w - logsumexp(log_w))
+    mean = weights @ theta
+    return mean, np.sqrt(weights @ (theta - mean) ** 2), 1 / np.sum(weights**2)
+
+
+@pytest.mark.slow
+def test_many_parameters_have_the_right_posterior():
+    num_rows, d = 6000, 140
+    mean, sd, ess = reference(num_rows, d)
+    assert ess > 1000
+    posterior = epvi.fit(logistic, made(num_rows, d), shards=2, executor=1, progress=False)
+    assert posterior.mixture.structure == epvi.Full()
+    assert posterior.certificate.verdict in ("trust", "trust with corrected weights")
+    assert posterior.certificate.num_draws == 2048
+    summary = posterior.summary()
+    # Standard errors of the reference: 1/√ESS in means, and 1/√(2 ESS) in sds.
+    assert np.max(np.abs(summary.mean - mean) / sd) < 0.05 + 4 / np.sqrt(ess)
+    assert np.max(np.abs(summary.sd / sd - 1)) < 0.03 + 4 / np.sqrt(2 * ess)
