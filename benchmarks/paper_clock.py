@@ -5,8 +5,7 @@ Run: python benchmarks/paper_clock.py [--quick] [--repeats 3] [--seed 0]
 NVI with four spherical components, none merged, on topographic latent source analysis and on logistic regression, with
 1,000 and 20,000 simulated rows. Each shard is fitted alone on one core, after a fit of the same size has compiled its
 programs; M = 1 is NVI on all rows. A cell is the median over the repeats of the slowest shard's seconds; beside the
-table, the ratios to M = 1 and the slope of log seconds in log M. Many small shards need no more steps than one large
-one, but no fewer, so that the slope tends to −1 only where rows dominate the time.
+table, the ratios to M = 1 and the slope of log seconds in log M.
 """
 
 import argparse

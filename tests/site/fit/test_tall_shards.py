@@ -138,13 +138,13 @@ def bisected(along, eigenvalues, radius):
 
 
 def test_damping_keeps_steps_within_their_radius():
-    from epvi.site.fit.newton import _damping
+    from epvi.site.fit.newton import damping_of
 
     rng = np.random.default_rng(0)
     along = rng.normal(size=(300, 5)) * 10 ** rng.uniform(-6, 6, size=(300, 1))
     eigenvalues = 10 ** rng.uniform(-9, 3, size=(300, 5))
     radius = 10 ** rng.uniform(-4, 4, size=300)
-    made = _damping(along, eigenvalues, radius)
+    made = damping_of(along, eigenvalues, radius)
     steps = np.linalg.norm(along / (eigenvalues + made[:, None]), axis=1)
     assert np.all(steps <= radius * (1 + 2e-3))
     naive = np.array([bisected(*one) for one in zip(along, eigenvalues, radius, strict=True)])

@@ -65,6 +65,7 @@ class _State(NamedTuple):
     f: Any
     # Value, gradient and Hessian of f.
     at: tuple[Any, Any, Any]
+    # As in `Placed`; a radius before the first step is negative.
     radii: Any
     units: Any
     # Steps and passes so far.
@@ -105,28 +106,27 @@ def maximise(bound: FirstBound, placed: Placed, precision: Tolerances, max_steps
 
 def _apart(bound: FirstBound, placed: Placed, precision: Tolerances, max_steps: int) -> tuple[Placed, int]:
     """Steps while no means interact, and their number."""
-    subposterior, start, d = bound.subposterior, time.perf_counter(), placed.means.shape[1]
+    subposterior, d = bound.subposterior, placed.means.shape[1]
     sums = bound.covariances[:, None] + bound.covariances[None, :]
-    inverses = bound.packing.dense(bound.packing.inverse(sums), d)
-    log_dets = np.asarray(bound.packing.log_det(sums, d))
+    pairs = _Pairs(bound.packing.dense(bound.packing.inverse(sums), d), np.asarray(bound.packing.log_det(sums, d)))
     (block, weights), *_ = subposterior.blocks()
+    rows = _Rows(block, weights, subposterior.prior)
     limits = _Limits(precision.tolerance, precision.floor, precision.rounding, float(max_steps))
+    f = subposterior.value(placed.means, len(placed.means))
+    radii = np.where(np.isfinite(placed.radii), placed.radii, -1.0)
+    begin = _State(placed.means, f, placed.at[:3], radii, placed.units, 0, 0, False)
+    start = time.perf_counter()
     with jax.enable_x64(True), promotion_allowed():
-        given = (
-            _Rows(block, weights, subposterior.prior), _Pairs(inverses, log_dets), limits,
-            placed.means, placed.at[:3], np.where(np.isfinite(placed.radii), placed.radii, -1.0), placed.units,
-        )  # fmt: skip
-        given = jax.tree.map(jnp.asarray, given)
+        given = jax.tree.map(jnp.asarray, (rows, pairs, limits, begin))
         ended = jax.tree.map(np.array, jax.block_until_ready(_climb(subposterior.programs, *given)))
     subposterior.count(int(ended.passes), time.perf_counter() - start)
     return Placed(ended.means, Curve(*ended.at), ended.radii, ended.units), int(ended.steps)
 
 
 @compiled
-def _climb(
-    programs: Programs, rows: _Rows, pairs: _Pairs, limits: _Limits, means: Any, at: Any, radii: Any, units: Any
-) -> _State:
-    k = len(means)
+def _climb(programs: Programs, rows: _Rows, pairs: _Pairs, limits: _Limits, begin: _State) -> _State:
+    """Steps until no mean can move or some interact, at most as many as the limit."""
+    k = len(begin.means)
 
     def step(state: _State) -> _State:
         state = state._replace(units=jnp.minimum(state.units, _units_of(state.at[2])))
@@ -177,20 +177,24 @@ def _climb(
         kept = jnp.isfinite(at[0]) & jnp.all(jnp.isfinite(at[1]), axis=1) & jnp.all(jnp.isfinite(at[2]), axis=(1, 2))
         before, after = jnp.sum(values), jnp.mean(found.f - pairs.logs(means))
         kept = kept & ~(after < before - limits.rounding * (1 + jnp.abs(before)))
-        return _State(
-            _either(kept, means, state.means),
-            _either(kept, found.f, state.f),
-            tuple(_either(kept, new, old) for new, old in zip(at, state.at, strict=True)),
-            jnp.where(kept, found.radius, 0.25 * found.radius),
-            state.units,
-            state.steps + 1,
-            state.passes + found.trials + 1,
-            ~jnp.any(found.taken),
-        )
+        return _after(state, found, at, kept)
 
-    zero, no = jnp.asarray(0), jnp.asarray(False)
-    state = _State(means, rows.value(programs, means), tuple(at), radii, units, zero, zero + 1, no)
-    return jax.lax.while_loop(lambda one: ~one.ended & (one.steps < limits.max_steps), step, state)
+    return jax.lax.while_loop(lambda one: ~one.ended & (one.steps < limits.max_steps), step, begin)
+
+
+def _after(state: _State, found: _Found, at: tuple[Any, ...], kept: Any) -> _State:
+    """The state after a step, with f's derivatives there; means that are not kept stay, with smaller radii."""
+    value, gradient, hessian = (_either(kept, new, old) for new, old in zip(at, state.at, strict=True))
+    return _State(
+        _either(kept, state.means + found.step, state.means),
+        _either(kept, found.f, state.f),
+        (value, gradient, hessian),
+        jnp.where(kept, found.radius, 0.25 * found.radius),
+        state.units,
+        state.steps + 1,
+        state.passes + found.trials + 1,
+        ~jnp.any(found.taken),
+    )
 
 
 def _interact(shares: Any, slopes: Any, inverses: Any, units: Any, least: Any) -> Any:
