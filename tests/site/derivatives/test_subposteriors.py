@@ -93,6 +93,19 @@ def test_all_shards_at_once_are_each_shard_alone(model, dtype, tolerance):
     assert np.array_equal(together.passes, [2 * (m in owner) for m in range(6)])
 
 
+def test_the_order_of_columns_does_not_matter():
+    rows = dict(reversed(made(logistic, np.float64)[0].rows.items()))
+    assert list(rows) == ["y", "x"]
+    windows = Windows.of(SIZES, 512, int(SIZES.max()))
+    other = Subposteriors(programs_of(epvi.Model(logistic), rows), rows, windows, np.arange(1, 7) / 21, np.ones(6))
+    point, owner = np.full((1, 3), 0.1), np.array([1])
+    for ours, theirs in zip(
+        other.second_order(point, owner), made(logistic, np.float64)[0].second_order(point, owner), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs)
+    np.testing.assert_allclose(other.gradient(point, owner)[1], other.second_order(point, owner)[1])
+
+
 def test_values_near_a_point_come_with_honest_errors():
     together, rng = made(logistic, np.float64)
     shards, centre = np.array([1, 5]), 0.1 * rng.standard_normal((2, together.dim))

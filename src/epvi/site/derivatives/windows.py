@@ -78,8 +78,8 @@ class Windows:
         return made if short <= 0 else np.concatenate([made, np.repeat(made[-1:], short, axis=0)])
 
     def cut(self, columns: Columns, first: int) -> Columns:
-        """The rows of the window that begins at `first`."""
-        return {name: self.rows(column, first) for name, column in columns.items()}
+        """The rows of the window that begins at `first`, with columns in alphabetical order, as JAX passes them on."""
+        return {name: self.rows(columns[name], first) for name in sorted(columns)}
 
     def calls(self, owner: Int[np.ndarray, " P"], most: int) -> Iterator[Call]:
         """The calls for points of these shards (in increasing order), in order of their rows; `most` is C."""
