@@ -9,6 +9,7 @@ import pytest
 
 import epvi
 from epvi.models import logistic, simulate_logistic
+from epvi.site.derivatives.expansions_cache import ExpansionsCache
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subposteriors import Subposteriors
@@ -95,7 +96,7 @@ def test_exact_answers_use_all_rows(many):
 
 
 def test_shards_that_answer_together_answer_the_same(many):
-    made = answer_together(programs(), rows(), SIZES, draws().shares, draws(), asking(), sum(SIZES))
+    made = answer_together(programs(), rows(), SIZES, draws().shares, draws(), asking(), ExpansionsCache())
     for m, one in enumerate(made):
         check(one, m, 0.03)
 
