@@ -27,6 +27,9 @@ _ROWS_PER_PART = 512
 # Least number of rows of a subsample, if it is one of several shards' together. Judgement: their Hessian is compared
 # with that of all rows.
 _LEAST_ROWS_PER_PART = 64
+# The same for a target whose rows are bundles of groups, in bundles: at least two in each part, enlarged by a factor of
+# two up to half of all bundles. Judgement: there may be only a few dozen of them.
+_LEAST_BUNDLES_PER_PART, _MORE_BUNDLES, _PART_OF_BUNDLES = 2, 2, 2
 # Least number of rows of a "tall" shard, on which expansions are used: 8 times the rows of the subsamples, 32,768.
 # Below, a pass over all rows costs about as much. Judgement.
 TALL = 8 * PARTS * _ROWS_PER_PART
@@ -137,16 +140,20 @@ def expand(
     return made
 
 
-def sizes_of_parts(num_rows: int, share: float = 1.0) -> list[int]:
+def sizes_of_parts(num_rows: int, share: float = 1.0, bundle: int = 1) -> list[int]:
     """Rows per subsample, to be tried in this order until the standard error is small enough.
 
     `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more.
+    `bundle` is that of the target.
     """
     sizes = []
     size = max(round(_ROWS_PER_PART * share), _LEAST_ROWS_PER_PART)
-    while 8 * PARTS * size <= num_rows:
+    more, part = _MORE, 8
+    if bundle > 1:
+        size, more, part = max(size // bundle, _LEAST_BUNDLES_PER_PART), _MORE_BUNDLES, _PART_OF_BUNDLES
+    while part * PARTS * size <= num_rows:
         sizes.append(size)
-        size *= _MORE
+        size *= more
     return sizes
 
 

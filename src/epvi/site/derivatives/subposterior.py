@@ -66,7 +66,8 @@ def block_size(programs: Programs, columns: Columns, num_rows: int, num_points: 
     linked = programs.linked({name: column[:_LEAST_BLOCK] for name, column in columns.items()})
     # With linear predictors the points are processed one by one, and only the rows and their products are in memory.
     held = numbers + linked.held if linked is not None else num_points * programs.target.space.dim * numbers
-    size = min(max(_CACHE // held, _LEAST_BLOCK), _LARGEST_BLOCK)
+    bundle = programs.target.bundle
+    size = min(max(_CACHE // held, _LEAST_BLOCK // bundle, 1), max(_LARGEST_BLOCK // bundle, 1))
     return min(2 ** int(math.log2(size)), 2 ** math.ceil(math.log2(num_rows)))
 
 

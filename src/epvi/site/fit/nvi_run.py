@@ -13,7 +13,7 @@ from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
-from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, taylors
+from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, sizes_of_parts, taylors
 from epvi.site.derivatives.prior_part import PriorShare
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.fit.entropy_bound import overlap
@@ -111,7 +111,8 @@ class Fitting:
         """The same fit on subsamples of increasing size, and finally on all rows."""
         n, d = self.subposterior.num_rows, self.subposterior.dim
         works = []
-        for size in part_sizes(n, first_part(d, self.subposterior.programs.target.terms)):
+        target = self.subposterior.programs.target
+        for size in part_sizes(n, first_part(d, target.terms, target.bundle)):
             thinned = self.subposterior.thinned(size, rng)
             sweeps = dataclasses.replace(self.sweeps, subposterior=thinned)
             precision = self.precision._replace(tolerance=NEAR_ENOUGH) if works else self.precision
@@ -161,7 +162,7 @@ class Fitting:
 
     @property
     def _is_tall(self) -> bool:
-        return self.subposterior.num_rows >= TALL
+        return self.subposterior.num_rows * self.subposterior.programs.target.bundle >= TALL
 
     def _some(self, modes: Modes, starts: np.ndarray) -> Modes:
         """Check that there is a mode; refuse if no start has a finite log density with finite derivatives."""
@@ -214,7 +215,8 @@ class Fitting:
 
     def _near(self, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator) -> list[Around] | None:
         """Taylor expansions of a tall shard; None if a few rows, which subsamples may lack, dominate the Hessian."""
-        made = expand(self.subposterior, centres, wholes, rng) if self._is_tall else []
+        sizes = sizes_of_parts(self.subposterior.num_rows, bundle=self.subposterior.programs.target.bundle)
+        made = expand(self.subposterior, centres, wholes, rng, sizes[0]) if self._is_tall and sizes else []
         return made if made and all(around.is_alike for around in made) else None
 
     def finished(self, components: Components, drawn: Drawn, flat: Status | None) -> LocalFit:

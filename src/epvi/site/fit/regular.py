@@ -38,6 +38,8 @@ _FEWER_DRAWS = 4
 # that the Hessians of parts and of all rows differ by less than a factor of two, by the Marchenko-Pastur law), and at
 # most 512 in each part, as on a shard with many rows. Judgement.
 _SHARE_OF_ROWS, _ROWS_PER_PARAMETER, _MOST_PER_PART = 8, 16, 512
+# The same for bundles of groups: a share of them, at least so many in each part.
+_SHARE_OF_BUNDLES, _LEAST_BUNDLES = 2, 2
 # A remainder with a larger average standard error, in nats, is computed from all rows. Judgement: it is compared with
 # half a nat.
 _CERTAIN = 0.1
@@ -112,7 +114,7 @@ class RegularShards:
     def modes(self, rngs: list[np.random.Generator]) -> Ends:
         """The modes: searched for on a subsample of each shard with many rows, and followed to all of its rows."""
         sub, d = self.subposteriors, self.subposteriors.dim
-        first = first_part(d, sub.programs.target.terms)
+        first = first_part(d, sub.programs.target.terms, sub.programs.target.bundle)
         steps = [part_sizes(int(n), first) for n in sub.sizes]
         count = sub.num_shards
         at = Taylors(np.zeros((count, d)), np.zeros(count), np.zeros((count, d)), np.zeros((count, d, d)))
@@ -132,7 +134,7 @@ class RegularShards:
             self._search(ends, sub, plain, plain)
         rest = np.array([m for m in range(count) if steps[m] and ends.good[m]], int)
         for tall in (False, True):
-            some = rest[(sub.sizes[rest] >= TALL) == tall]
+            some = rest[(sub.sizes[rest] * sub.programs.target.bundle >= TALL) == tall]
             if len(some):
                 self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
         return ends
@@ -211,9 +213,13 @@ class RegularShards:
         """Log densities at the draws, and their average standard errors."""
         sub, d = self.subposteriors, self.subposteriors.dim
         sizes = sub.sizes[shards]
-        per_part = np.clip(sizes // (PARTS * _SHARE_OF_ROWS), -(-_ROWS_PER_PARAMETER * d // PARTS), _MOST_PER_PART)
+        bundle, part = sub.programs.target.bundle, _SHARE_OF_ROWS
+        least, most = -(-_ROWS_PER_PARAMETER * d // PARTS), _MOST_PER_PART
+        if bundle > 1:
+            part, least, most = _SHARE_OF_BUNDLES, max(least // bundle, _LEAST_BUNDLES), max(most // bundle, _LEAST_BUNDLES)
+        per_part = np.clip(sizes // (PARTS * part), least, max(most, least))
         values, doubt = np.full(theta.shape[:2], np.nan), np.zeros(len(shards))
-        sampled = np.flatnonzero(_SHARE_OF_ROWS * PARTS * per_part <= sizes)
+        sampled = np.flatnonzero(part * PARTS * per_part <= sizes)
         if len(sampled):
             some = Taylors(*(part[sampled] for part in dataclasses.astuple(at)))
             made = expand_together(sub, shards[sampled], some, per_part[sampled], rngs)

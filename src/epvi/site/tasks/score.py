@@ -124,7 +124,7 @@ def answer_columns(programs: Programs, columns: Columns, draws: Draws, part: Par
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         made = answer(subposterior, draws, part.shard, asking)
     effort = int(subposterior.passes), time.perf_counter() - start
-    return scores_of(programs, subposterior.num_rows, draws, part, asking, made, effort)
+    return scores_of(programs, programs.target.num_rows(columns), draws, part, asking, made, effort)
 
 
 def scores_of(
@@ -152,7 +152,7 @@ def scores_of(
 
 def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
     """Scores, derivatives and moments, by Taylor expansions where they are accurate enough."""
-    tall = subposterior.num_rows >= TALL and not asking.exact
+    tall = subposterior.num_rows * subposterior.programs.target.bundle >= TALL and not asking.exact
     made = by_expansions(subposterior, draws, shard, asking) if tall else None
     return made if made is not None else _by_all_rows(subposterior, draws, asking)
 
@@ -178,7 +178,7 @@ def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: 
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
-    for size in sizes_of_parts(subposterior.num_rows, asking.share):
+    for size in sizes_of_parts(subposterior.num_rows, asking.share, subposterior.programs.target.bundle):
         rng = generator(jax.random.fold_in(key, shard))
         near = expand(subposterior, places, wholes, rng, size)
         if not all(around.is_alike for around in near):

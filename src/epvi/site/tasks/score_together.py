@@ -40,10 +40,10 @@ def answer_together(
 ) -> list[Scores] | None:
     """The scores of shards whose rows lie one after the other; `all_rows` is the number of rows of all shards."""
     start, num_rows = time.perf_counter(), sum(sizes)
-    if draws.form is not WHOLE or num_rows < TALL or asking.exact:
+    if draws.form is not WHOLE or num_rows * programs.target.bundle < TALL or asking.exact:
         return None
     window = block_size(programs, columns, num_rows, 1)
-    windows = Windows.of(np.array(sizes), window, max(sizes))
+    windows = Windows.of(np.array(sizes), window, max(sizes), programs.target.bundle)
     shares = np.array([float(part.prior) for part in parts])
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
     batch = Subposterior.of(programs, columns, sum((part.prior for part in parts), Fraction(0)), asking.rows_per_block)
@@ -60,10 +60,12 @@ def answer_together(
         answers = _allotted(own, made, draws, np.array(sizes) / num_rows)
     seconds = time.perf_counter() - start
     scores = []
-    for m, (part, size, answer) in enumerate(zip(parts, sizes, answers, strict=True)):
+    for m, (part, begin, size, answer) in enumerate(zip(parts, windows.bounds, sizes, answers, strict=False)):
         rows = Variation(own[0].gradient[m] - prior[m], products[m])
         effort = int(each.passes[m]), seconds * size / num_rows
-        scores.append(scores_of(programs, size, draws, part, asking, checked(answer._replace(rows=rows)), effort))
+        own_rows = {name: column[begin : begin + size] for name, column in columns.items()}
+        count = programs.target.num_rows(own_rows)
+        scores.append(scores_of(programs, count, draws, part, asking, checked(answer._replace(rows=rows)), effort))
     return scores
 
 

@@ -1,0 +1,187 @@
+"""A model with its group effects integrated out: a target over the other parameters φ, whose rows are bundles of groups.
+
+Takes a model and its group effects (`group_effects.py`); gives a `Model` of the same kind, so that everything that fits
+and scores models works on it:
+
+    log p(bundle | φ) = Σ_g log ∫ Π_{i in g} p(row_i | z_g, φ) p(z_g | φ) dz_g
+
+over the groups g of the bundle. The prior of the effects is inside the integrals, at full power, because each group
+lies in one shard; the prior of φ, which shards share, is that of the target.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from epvi.ground.float64 import promotion_allowed
+from epvi.parameters.group_effects import GroupEffects
+from epvi.site.derivatives.by_level import LevelProgram, Places, trace_by_level
+from epvi.site.derivatives.integral import Joint, Nodes, log_integrals, nodes_of
+from epvi.site.model.model import Model
+from epvi.site.model.target import Block, Target
+from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL
+
+# Groups of a bundle up to which sums over rows are masked sums, which are faster than scattered ones. Judgement.
+_FEW_GROUPS = 4
+
+
+class IntegratedModel(Model):
+    """A model whose rows are bundles of groups, with the groups' effects integrated out."""
+
+    def __init__(self, base: Model, effects: GroupEffects) -> None:
+        self.base, self.effects = base, effects
+        self.name, self.fixed = base.name, base.fixed
+
+    def takes(self, name: str) -> bool:
+        """Whether the model of rows has an argument of this name that is not fixed."""
+        return self.base.takes(name)
+
+    def columns(self, names: Any) -> None:
+        """Accept all columns: those of the rows were checked."""
+
+    def parts(self) -> tuple:
+        """Everything that defines the model, for its hash."""
+        return "integrated", *self.base.parts(), dataclasses.astuple(self.effects)
+
+    def on(self, rows: Mapping[str, np.ndarray]) -> Target:
+        """The target for bundles with these columns."""
+        return self.marginal(rows).target()
+
+    def marginal(self, rows: Mapping[str, np.ndarray]) -> "Marginal":
+        """The marginal likelihood for bundles with these columns."""
+        flat = {name: column.reshape(-1, *column.shape[2:]) for name, column in own(rows).items()}
+        base = self.base.on(flat)
+        places = Places(self.effects.places(base.space), base.space.dim)
+        return Marginal(base, self.effects, places, rows[LOCAL].shape[1])
+
+
+def own(block: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of the rows themselves."""
+    return {name: column for name, column in block.items() if name not in (LOCAL, COUNT, LEVELS)}
+
+
+class Groups:
+    """The groups of a block of bundles: where their rows are."""
+
+    def __init__(self, block: Block) -> None:
+        local, levels = jnp.asarray(block[LOCAL]), jnp.asarray(block[LEVELS])
+        self.bundles, self.places = local.shape
+        self.width = levels.shape[1]
+        # Absent groups have the number of some level, and no rows.
+        self.present = jnp.reshape(levels >= 0, -1)
+        self.levels = jnp.reshape(jnp.maximum(levels, 0), -1)
+        self.local = local
+        first = self.width * jnp.arange(self.bundles, dtype=local.dtype)
+        # The group of each row among all of the block.
+        self.level = jnp.reshape(local + first[:, None], -1)
+        self.used = jnp.arange(self.places)[None] < jnp.asarray(block[COUNT])[:, None]
+        self.rows = {name: jnp.reshape(jnp.asarray(x), (-1, *x.shape[2:])) for name, x in own(block).items()}
+
+    @property
+    def num_rows(self) -> int:
+        """Places for rows, of all bundles."""
+        return self.bundles * self.places
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of all bundles, and room for absent ones."""
+        return self.bundles * self.width
+
+    def summed(self, rows: Any) -> Any:
+        """Sums over the rows of each group, (groups, ...), in float64 if that is enabled."""
+        tail = rows.shape[1:]
+        shaped = jnp.reshape(rows, (self.bundles, self.places, *tail)).astype(float)
+        used = self._spread(self.used, tail)
+        if self.width > _FEW_GROUPS:
+            flat = jnp.reshape(jnp.where(used, shaped, 0.0), (self.num_rows, *tail))
+            return jax.ops.segment_sum(flat, self.level, self.num_groups)
+        each = [
+            jnp.sum(jnp.where(self._spread(self.used & (self.local == i), tail), shaped, 0.0), axis=1)
+            for i in range(self.width)
+        ]
+        return jnp.reshape(jnp.stack(each, axis=1), (self.num_groups, *tail))
+
+    def _spread(self, mask: Any, tail: tuple[int, ...]) -> Any:
+        return jnp.reshape(mask, (*mask.shape, *[1] * len(tail)))
+
+
+@dataclasses.dataclass(eq=False)
+class Marginal:
+    """The likelihood of bundles with the groups' effects integrated out."""
+
+    base: Target
+    effects: GroupEffects
+    places: Places
+    # Places for rows in a bundle.
+    size: int
+
+    def target(self) -> Target:
+        """The target over φ."""
+        return Target(
+            self.effects.shared_space(self.base.space),
+            functools.partial(self._shared_prior, self.prior),
+            functools.partial(self._shared_prior, self.prior_again),
+            self.log_likelihood,
+            None,
+            lambda block: {},
+            terms=self.base.terms * self.size,
+            proper=self.base.proper,
+            bundle=self.size,
+            counted=COUNT,
+        )
+
+    @functools.cached_property
+    def prior(self) -> LevelProgram:
+        """The log prior by level."""
+        return self._traced(lambda theta, _: self.base.log_prior(theta), np.dtype(np.float64), {})
+
+    @functools.cached_property
+    def prior_again(self) -> LevelProgram:
+        """The same from another number of example rows."""
+        return self._traced(lambda theta, _: self.base.log_prior_again(theta), np.dtype(np.float64), {})
+
+    def _traced(self, function: Any, dtype: Any, shapes: Mapping[str, Any]) -> LevelProgram:
+        theta = jax.ShapeDtypeStruct((self.places.dim,), dtype)
+        with jax.enable_x64(True):
+            made = trace_by_level(function, theta, shapes, self.places)
+        assert made is not None, "group effects were found in a model that has none"
+        return made
+
+    def _shared_prior(self, program: LevelProgram, phi: Any) -> Any:
+        """Log p(φ), without the effects' part."""
+        nothing = jnp.zeros((1, self.places.per_level), phi.dtype)
+        return program.run(nothing, phi, jnp.zeros(1, jnp.int32), {}, None)[0]
+
+    def log_likelihood(self, phi: Any, block: Block) -> Any:
+        """The log likelihood of each bundle, with the effects of its groups integrated out."""
+        with promotion_allowed():
+            groups = Groups(block)
+            joint, nodes = self.at(phi, groups)
+            found = jnp.where(groups.present, log_integrals(joint, nodes), 0.0)
+            return jnp.sum(jnp.reshape(found, (groups.bundles, groups.width)), axis=1)
+
+    def at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
+        """The joint density of each group and its effects, and the nodes over these."""
+        program = self._likelihood(groups, phi.dtype)
+
+        def prior(phi: Any, z: Any) -> Any:
+            terms = self.prior.run(z, phi.astype(float), groups.levels, {}, None)[1]
+            return functools.reduce(jnp.add, terms)
+
+        def joint(phi: Any, z: Any) -> Any:
+            rows = program.run(z.astype(phi.dtype), phi, groups.levels, groups.rows, groups.level)[0]
+            return groups.summed(rows) + prior(phi, z)
+
+        fixed = jax.lax.stop_gradient(phi)
+        start = jnp.zeros((groups.num_groups, self.places.per_level))
+        nodes = nodes_of(functools.partial(joint, fixed), functools.partial(prior, fixed), start)
+        return functools.partial(joint, phi), nodes
+
+    def _likelihood(self, groups: Groups, dtype: Any) -> LevelProgram:
+        shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in groups.rows.items()}
+        return self._traced(self.base.log_likelihood, dtype, shapes)
