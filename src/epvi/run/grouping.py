@@ -6,7 +6,7 @@ their split into shards, or None if the model is fitted as it is. After the fit 
 
 import dataclasses
 import heapq
-from typing import Any
+from fractions import Fraction
 
 import jax
 import numpy as np
@@ -22,7 +22,8 @@ from epvi.site.derivatives.conditional import conditional_moments
 from epvi.site.derivatives.expansion import TALL
 from epvi.site.derivatives.group_effects import find_effects
 from epvi.site.derivatives.integrated import IntegratedModel
-from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.passes import Programs, programs_of
+from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.model.model import Model
 from epvi.site.rows.bundles import Bundles, bundle, size_of_bundles
 from epvi.site.rows.columns import Columns, generator
@@ -31,6 +32,8 @@ from epvi.site.rows.split import Split
 # With many rows, draws are scored on subsamples of bundles: effects are integrated out if there are at least so many
 # groups, or so few rows that all can be used. Judgement.
 _ENOUGH_GROUPS = 128
+# Rows that are checked at a time. Judgement.
+_ROWS_AT_ONCE = 2**14
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -49,8 +52,9 @@ class Grouped:
     def put_back(self, posterior: Posterior) -> Posterior:
         """The posterior of all parameters, from that of all but the group effects."""
         centre = np.asarray(posterior.mixture.mean())
-        found = conditional_moments(self.model.marginal(self.columns), self.columns, centre)
-        return with_effects(posterior, self.space, Effects(self.effects, centre, *found))
+        target = programs_of(self.model, self.columns).target
+        found = conditional_moments(target, self.columns, centre, self.effects.num_levels)
+        return with_effects(posterior, self.space, Effects(self.effects, centre, **found._asdict()))
 
 
 def grouped(
@@ -62,6 +66,11 @@ def grouped(
     """
     found = find_effects(programs.target, columns)
     if found is None:
+        return None
+    try:
+        Subposterior.of(programs, columns, Fraction(1), _ROWS_AT_ONCE).refuse_outside()
+    except EpviError:
+        # The fit of the shard that has such rows says so.
         return None
     effects, codes = found.effects, found.codes
     levels, counts = np.unique(codes, return_counts=True)

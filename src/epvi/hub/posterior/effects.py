@@ -31,16 +31,16 @@ class Effects:
         which: the parameters that are group effects.
         centre: φ₀.
         mean: m_g.
-        mean_slope: M_g.
         root: the rows of C_g at φ₀ one after the other, with the logarithms of its diagonal.
-        root_slope: their derivatives in φ.
+        mean_slope: M_g.
+        root_slope: the derivatives of `root` in φ.
     """
 
     which: GroupEffects
     centre: Float[np.ndarray, " p"]
     mean: Float[np.ndarray, "G s"]
-    mean_slope: Float[np.ndarray, "G s p"]
     root: Float[np.ndarray, "G t"]
+    mean_slope: Float[np.ndarray, "G s p"]
     root_slope: Float[np.ndarray, "G t p"]
 
     @property

@@ -1,10 +1,11 @@
 """The effects of each group given the other parameters φ: mean, covariance, and how they change with φ.
 
-Takes the marginal likelihood of bundles and a point φ₀; gives moments of the conditional distribution of each level's
-effects from the nodes of the integral (`integral.py`), with derivatives in φ. Levels without rows have their prior.
+Takes the target of bundles with group effects integrated out, and a point φ₀; gives moments of the conditional
+distribution of each level's effects from the nodes of the integral (`integral.py`), with derivatives in φ. Levels
+without rows have their prior. Near φ₀ the moments also tell where the nodes of the integrals have to be.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,8 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.ground.float64 import promotion_allowed
-from epvi.site.derivatives.integral import joint_at
-from epvi.site.derivatives.integrated import Groups, Marginal
-from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL
+from epvi.site.model.target import Target
+from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL, PILOT
 from epvi.site.rows.columns import Columns
 
 # Most rows of a block, of which the derivatives of all nodes are in memory. Judgement.
@@ -22,61 +22,58 @@ _ROWS_AT_ONCE = 2**14
 
 
 class Conditional(NamedTuple):
-    """Moments of the effects of G levels given φ near φ₀, linear in φ.
+    """Moments of the effects of L groups given φ near φ₀, linear in φ.
 
     The covariance is C Cᵀ with C lower triangular; `root` has the rows of C one after the other, with the logarithms of
     its diagonal.
     """
 
-    mean: Float[np.ndarray, "G s"]
-    mean_slope: Float[np.ndarray, "G s p"]
-    root: Float[np.ndarray, "G t"]
-    root_slope: Float[np.ndarray, "G t p"]
+    mean: Float[np.ndarray, "L s"]
+    root: Float[np.ndarray, "L t"]
+    mean_slope: Float[np.ndarray, "L s p"]
+    root_slope: Float[np.ndarray, "L t p"]
 
 
-def conditional_moments(marginal: Marginal, columns: Columns, phi: Float[np.ndarray, " p"]) -> Conditional:
+def conditional_moments(
+    target: Target, columns: Columns, phi: Float[np.ndarray, " p"], num_levels: int
+) -> Conditional:
     """The moments of all levels' effects given φ near the given point."""
-    columns = _with_all_levels(columns, marginal.places.num_levels)
-    size = max(_ROWS_AT_ONCE // columns[LOCAL].shape[1], 1)
-    number = len(columns[LOCAL])
+    columns = _with_all_levels(columns, num_levels)
+    found = _moments(target, columns, phi)
+    levels = columns[LEVELS].ravel()
+    there = levels >= 0
+    made = Conditional(*(np.zeros((num_levels, *part.shape[1:])) for part in found))
+    for whole, part in zip(made, found, strict=True):
+        whole[levels[there]] = part[there]
+    return made
 
-    def moments(phi: Any, block: Any) -> tuple[Any, Any]:
-        groups = Groups(block)
-        joint, nodes = marginal.at(phi, groups)
-        made = _moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
-        return made, made
 
-    program = jax.jit(jax.jacfwd(moments, has_aux=True))
-    s = marginal.places.per_level
-    shapes = ((s,), (s, len(phi)), (s * (s + 1) // 2,), (s * (s + 1) // 2, len(phi)))
-    found = Conditional(*(np.zeros((marginal.places.num_levels, *shape)) for shape in shapes))
+def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Columns:
+    """The columns with a further one that makes integrals near φ cheaper, if group effects are integrated out."""
+    if target.conditional is None:
+        return columns
+    found = _moments(target, columns, phi)
+    parts = [np.broadcast_to(phi, (len(found.mean), len(phi))), *(part.reshape(len(part), -1) for part in found)]
+    flat = np.concatenate(parts, axis=1).reshape(*columns[LEVELS].shape, -1)
+    floats = {column.dtype for column in columns.values() if column.dtype.kind == "f"}
+    pilot = flat.astype(np.float32) if floats == {np.dtype(np.float32)} else flat
+    return dict(sorted({**columns, PILOT: pilot}.items()))
+
+
+def _moments(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Conditional:
+    """The moments of the effects of all groups of all bundles, also of absent ones."""
+    assert target.conditional is not None
+    number, width = columns[LEVELS].shape
+    size = min(max(_ROWS_AT_ONCE // columns[LOCAL].shape[1], 1), number)
+    pieces = []
     with jax.enable_x64(True), promotion_allowed():
         for start in range(0, number, size):
             # The last block overlaps with the one before, so that all have the same shape.
-            first = max(min(start, number - size), 0)
+            first = min(start, number - size)
             block = {name: column[first : first + size] for name, column in columns.items()}
-            slopes, values = program(jnp.asarray(phi, jnp.float64), block)
-            levels = block[LEVELS].ravel()
-            there = levels >= 0
-            made = Conditional(values[0], slopes[0], values[1], slopes[1])
-            for whole, part in zip(found, made, strict=True):
-                whole[levels[there]] = np.asarray(part)[there]
-    return found
-
-
-def _moments(weights: Any, z: Any) -> tuple[Any, Any]:
-    """Mean and root of the covariance, from nodes (Q, L, s) with weights (Q, L)."""
-    mean = jnp.sum(weights[..., None] * z, axis=0)
-    away = z - mean
-    s = z.shape[-1]
-    root: dict[tuple[int, int], Any] = {}
-    for j in range(s):
-        for i in range(j, s):
-            moment = jnp.sum(weights * away[..., i] * away[..., j], axis=0)
-            rest = moment - sum(root[i, k] * root[j, k] for k in range(j))
-            root[i, j] = jnp.sqrt(rest) if i == j else rest / root[j, j]
-    entries = [jnp.log(root[i, j]) if i == j else root[i, j] for i in range(s) for j in range(i + 1)]
-    return mean, jnp.stack(entries, axis=1)
+            slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
+            pieces.append([np.asarray(part)[(start - first) * width :] for part in (*values, *slopes)])
+    return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
 
 
 def _with_all_levels(columns: Columns, num_levels: int) -> Columns:

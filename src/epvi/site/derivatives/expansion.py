@@ -27,9 +27,9 @@ _ROWS_PER_PART = 512
 # Least number of rows of a subsample, if it is one of several shards' together. Judgement: their Hessian is compared
 # with that of all rows.
 _LEAST_ROWS_PER_PART = 64
-# The same for a target whose rows are bundles of groups, in bundles: at least two in each part, enlarged by a factor of
+# The same for a target whose rows are bundles of groups, in bundles: at least one in each part, enlarged by a factor of
 # two up to half of all bundles. Judgement: there may be only a few dozen of them.
-_LEAST_BUNDLES_PER_PART, _MORE_BUNDLES, _PART_OF_BUNDLES = 2, 2, 2
+_LEAST_BUNDLES_PER_PART, _MORE_BUNDLES, _PART_OF_BUNDLES = 1, 2, 2
 # Least number of rows of a "tall" shard, on which expansions are used: 8 times the rows of the subsamples, 32,768.
 # Below, a pass over all rows costs about as much. Judgement.
 TALL = 8 * PARTS * _ROWS_PER_PART
@@ -38,6 +38,8 @@ _MORE = 8
 # Largest ratio of the Hessians of the subsamples and of all rows in any direction; beyond it the subsamples lack
 # influential rows, and the expansion is not used. Judgement.
 ALIKE = 2.0
+# The same for bundles of groups: as few of them as there are in subsamples differ more.
+_ALIKE_BUNDLES = 4.0
 
 
 class Taylor(NamedTuple):
@@ -95,7 +97,8 @@ class Around:
         """Whether the Hessian of the subsamples is close to that of all rows, and they lack no influential rows."""
         parts = -np.mean([one.hessian for one in self.of_parts], axis=0)
         ratio = self.whole.form.ratios(-self.whole.hessian, parts)
-        return bool(np.all((np.abs(ratio) > 1 / ALIKE) & (np.abs(ratio) < ALIKE)))
+        most = ALIKE if self.rows.programs.target.bundle == 1 else _ALIKE_BUNDLES
+        return bool(np.all((np.abs(ratio) > 1 / most) & (np.abs(ratio) < most)))
 
     def derivatives(self, theta: np.ndarray, batch: int) -> tuple[np.ndarray, np.ndarray]:
         """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder."""
@@ -136,7 +139,8 @@ def expand(
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
         curves = [part.curve(centre[None], whole.form) for part in parts]
-        made.append(Around(centre, whole, rows, [taylor for curve in curves for taylor in taylors(curve)]))
+        near = rows.prepared(centre)
+        made.append(Around(centre, whole, near, [taylor for curve in curves for taylor in taylors(curve)]))
     return made
 
 

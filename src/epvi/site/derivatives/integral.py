@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Nodes per coordinate, by the number s of effects of a level: 9, 25 and 125 nodes. Judgement: the tests compare with
-# fine quadrature.
-_NODES = {1: 9, 2: 5, 3: 5}
+# Nodes per coordinate, by the number s of effects of a level: 9, 49 and 125 nodes, and fewer where groups have many
+# rows, so that their effects are nearly Gaussian. Judgement: the tests compare with fine quadrature.
+_NODES, _FEWER_NODES = {1: 9, 2: 7, 3: 5}, {1: 5, 2: 4, 3: 3}
 # Most Newton steps for the modes, and the gradient, in units of the group's own sd, at which a group has arrived. The
 # nodes need not be centred exactly: a tenth of an sd changes the integral by less than its own error. Judgement.
 _MOST_STEPS, _NEAR = 40, 0.05
@@ -45,17 +45,51 @@ class Nodes(NamedTuple):
     log_weight: Any
 
 
-def nodes_of(joint: Joint, prior: Joint, start: Any) -> Nodes:
-    """The nodes about the modes; constants for JAX's derivatives."""
+def nodes_of(joint: Joint, prior: Joint, start: Any, many: bool = False) -> Nodes:
+    """The nodes about the modes; constants for JAX's derivatives. `many`: whether groups have many rows."""
     mode, curvature = _modes(joint, prior, start)
     s = start.shape[1]
     root = _cholesky(curvature)
-    x, log_w = _hermite(s)
+    x, log_w = _hermite(s, many)
     # Cᵀ = (root)⁻¹, so that C x solves rootᵀ y = x.
     away = jnp.stack([_solve_upper(root, jnp.broadcast_to(one, start.shape)) for one in np.sqrt(2.0) * x])
     log_volume = 0.5 * s * np.log(2.0) - sum(jnp.log(root[i][i]) for i in range(s))
     made = Nodes(mode + away, log_w[:, None] + log_volume)
     return jax.tree.map(jax.lax.stop_gradient, made)
+
+
+def nodes_about(mean: Any, root: Any, many: bool = False) -> Nodes:
+    """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t)."""
+    s = mean.shape[1]
+    x, log_w = _hermite(s, many)
+    entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(s))}
+    entries = {(i, j): jnp.exp(c) if i == j else c for (i, j), c in entries.items()}
+    away = [[sum(one[j] * entries[i, j] for j in range(i + 1)) for i in range(s)] for one in np.sqrt(2.0) * x]
+    log_volume = 0.5 * s * np.log(2.0) + sum(jnp.log(entries[i, i]) for i in range(s))
+    made = Nodes(mean + jnp.stack([jnp.stack(one, axis=1) for one in away]), log_w[:, None] + log_volume)
+    return jax.tree.map(jax.lax.stop_gradient, made)
+
+
+def moments(weights: Any, z: Any) -> tuple[Any, Any]:
+    """Mean (L, s) and covariance of nodes (Q, L, s) with weights (Q, L).
+
+    The covariance is C Cᵀ with C lower triangular: the rows of C one after the other, with the logarithms of its
+    diagonal, (L, t).
+    """
+    mean = jnp.sum(weights[..., None] * z, axis=0)
+    away = z - mean
+    root: dict[tuple[int, int], Any] = {}
+    for j in range(z.shape[-1]):
+        for i in range(j, z.shape[-1]):
+            moment = jnp.sum(weights * away[..., i] * away[..., j], axis=0)
+            rest = moment - sum(root[i, k] * root[j, k] for k in range(j))
+            root[i, j] = jnp.sqrt(rest) if i == j else rest / root[j, j]
+    entries = [jnp.log(root[i, j]) if i == j else root[i, j] for i, j in _triangle(z.shape[-1])]
+    return mean, jnp.stack(entries, axis=1)
+
+
+def _triangle(s: int) -> list[tuple[int, int]]:
+    return [(i, j) for i in range(s) for j in range(i + 1)]
 
 
 def log_integrals(joint: Joint, nodes: Nodes) -> Any:
@@ -69,9 +103,9 @@ def joint_at(joint: Joint, nodes: Nodes) -> Any:
 
 
 @functools.cache
-def _hermite(s: int) -> tuple[np.ndarray, np.ndarray]:
+def _hermite(s: int, many: bool) -> tuple[np.ndarray, np.ndarray]:
     """Nodes (Q, s) and log weights (Q,), the latter for a density that is not divided by exp(−xᵀx)."""
-    x, w = np.polynomial.hermite.hermgauss(_NODES[s])
+    x, w = np.polynomial.hermite.hermgauss((_FEWER_NODES if many else _NODES)[s])
     grid = np.array(list(itertools.product(x, repeat=s)))
     weights = np.array(list(itertools.product(np.log(w) + x**2, repeat=s)))
     return grid, np.sum(weights, axis=1)

@@ -21,11 +21,13 @@ import numpy as np
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.group_effects import GroupEffects
 from epvi.site.derivatives.by_level import LevelProgram, Places, trace_by_level
-from epvi.site.derivatives.integral import Joint, Nodes, log_integrals, nodes_of
+from epvi.site.derivatives.integral import Joint, Nodes, joint_at, log_integrals, moments, nodes_about, nodes_of
 from epvi.site.model.model import Model
 from epvi.site.model.target import Block, Target
-from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL
+from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL, PILOT
 
+# Rows of a group from which on the distribution of its effects is nearly Gaussian. Judgement.
+_MANY_ROWS = 100
 # Groups of a bundle up to which sums over rows are masked sums, which are faster than scattered ones. Judgement.
 _FEW_GROUPS = 4
 
@@ -62,7 +64,7 @@ class IntegratedModel(Model):
 
 def own(block: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of the rows themselves."""
-    return {name: column for name, column in block.items() if name not in (LOCAL, COUNT, LEVELS)}
+    return {name: column for name, column in block.items() if name not in (LOCAL, COUNT, LEVELS, PILOT)}
 
 
 class Groups:
@@ -80,6 +82,8 @@ class Groups:
         # The group of each row among all of the block.
         self.level = jnp.reshape(local + first[:, None], -1)
         self.used = jnp.arange(self.places)[None] < jnp.asarray(block[COUNT])[:, None]
+        # Moments of the groups' effects given φ near some φ₀, if they are known.
+        self.pilot = jnp.asarray(block[PILOT]).astype(float) if PILOT in block else None
         self.rows = {name: jnp.reshape(jnp.asarray(x), (-1, *x.shape[2:])) for name, x in own(block).items()}
 
     @property
@@ -91,6 +95,11 @@ class Groups:
     def num_groups(self) -> int:
         """Groups of all bundles, and room for absent ones."""
         return self.bundles * self.width
+
+    @property
+    def many(self) -> bool:
+        """Whether groups have many rows each."""
+        return self.places >= _MANY_ROWS * self.width
 
     def summed(self, rows: Any) -> Any:
         """Sums over the rows of each group, (groups, ...), in float64 if that is enabled."""
@@ -133,6 +142,7 @@ class Marginal:
             proper=self.base.proper,
             bundle=self.size,
             counted=COUNT,
+            conditional=self.conditional,
         )
 
     @functools.cached_property
@@ -178,9 +188,35 @@ class Marginal:
             return groups.summed(rows) + prior(phi, z)
 
         fixed = jax.lax.stop_gradient(phi)
+        if groups.pilot is not None:
+            return functools.partial(joint, phi), self._foreseen(fixed.astype(float), groups)
         start = jnp.zeros((groups.num_groups, self.places.per_level))
-        nodes = nodes_of(functools.partial(joint, fixed), functools.partial(prior, fixed), start)
+        nodes = nodes_of(functools.partial(joint, fixed), functools.partial(prior, fixed), start, groups.many)
         return functools.partial(joint, phi), nodes
+
+    @functools.cached_property
+    def conditional(self) -> Any:
+        """The function of φ and a block that gives slopes and values of the moments of the groups' effects given φ."""
+
+        def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
+            with promotion_allowed():
+                joint, nodes = self.at(phi, Groups(block))
+                made = moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
+            return made, made
+
+        return jax.jit(jax.jacfwd(conditional, has_aux=True))
+
+    def _foreseen(self, phi: Any, groups: Groups) -> Nodes:
+        """The nodes from moments that are known near φ, without a search for the modes."""
+        s, p = self.places.per_level, phi.shape[0]
+        t = s * (s + 1) // 2
+        assert groups.pilot is not None
+        flat = jnp.reshape(groups.pilot, (groups.num_groups, -1))
+        delta = phi - flat[:, :p]
+        mean, root, mean_slope, root_slope = jnp.split(flat[:, p:], np.cumsum([s, t, s * p]), axis=1)
+        mean = mean + jnp.sum(jnp.reshape(mean_slope, (-1, s, p)) * delta[:, None], axis=2)
+        root = root + jnp.sum(jnp.reshape(root_slope, (-1, t, p)) * delta[:, None], axis=2)
+        return nodes_about(mean, root, groups.many)
 
     def _likelihood(self, groups: Groups, dtype: Any) -> LevelProgram:
         shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in groups.rows.items()}

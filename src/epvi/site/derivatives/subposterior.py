@@ -23,6 +23,7 @@ from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import DIAGONALS, WHOLE
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, promotion_allowed
+from epvi.site.derivatives.conditional import prepared
 from epvi.site.derivatives.passes import Pass, Programs, kind_of, rows_dtype
 from epvi.site.derivatives.prior_part import Precisions, PriorPart, PriorShare
 from epvi.site.rows.columns import Columns, let_go
@@ -155,6 +156,11 @@ class Subposterior:
         together, order = self._of_rows(chosen), rng.permutation(len(chosen))
         together.rows = {name: column[order] for name, column in together.rows.items()}
         return together, [together._of_rows(np.arange(i * num_rows, (i + 1) * num_rows)) for i in range(count)]
+
+    def prepared(self, point: Float[np.ndarray, " d"]) -> "Subposterior":
+        """The same, cheaper to evaluate near a point if group effects are integrated out."""
+        columns = prepared(self.programs.target, self.rows, point)
+        return self if columns is self.rows else dataclasses.replace(self, rows=columns)
 
     def _of_rows(self, chosen: np.ndarray) -> "Subposterior":
         columns = self._taken(chosen)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import logsumexp
 
+from epvi.gaussian.matrices import positive_definite
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import WHOLE
@@ -145,7 +146,9 @@ class RegularShards:
         starts = np.tile(scaled_starts(self.starts)[:k], (len(shards), 1))
         found = self._climbed(sub, np.repeat(own, k), starts, self.precision, _MOST_STEPS)
         points = found.points.reshape(-1, k, d)
-        fine = np.all((found.converged & found.concave).reshape(-1, k), axis=1)
+        # With group effects integrated out, the density is concave near the mode only: a scale has flat tails.
+        concave = found.concave if sub.programs.target.bundle == 1 else positive_definite(-found.hessian)
+        fine = np.all((found.converged & concave).reshape(-1, k), axis=1)
         one = Climbed(*(part.reshape(-1, k, *part.shape[1:])[:, 0] for part in found))
         with np.errstate(all="ignore"):
             away = points - points[:, :1]

@@ -49,6 +49,9 @@ class Target:
     bundle: int = 1
     # Name of the column with the number of these rows; None if each row of the target is one of the user's.
     counted: str | None = None
+    # Where group effects are integrated out: the function of φ and a block that gives the moments of the effects given
+    # φ (see `site/derivatives/conditional.py`); otherwise None.
+    conditional: Callable[[Float[AnyArray, " d"], Block], tuple] | None = None
     # Programs compiled by `check`, by the number of rows.
     tries: dict[int, Callable] = dataclasses.field(default_factory=dict, repr=False)
 

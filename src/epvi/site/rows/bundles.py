@@ -15,6 +15,9 @@ from epvi.site.rows.columns import Columns
 # Columns that bundles have besides those of the rows: the group of each row within its bundle, how many rows there are,
 # and the number of each group among all levels, −1 for none.
 LOCAL, COUNT, LEVELS = "epvi: group of row", "epvi: rows", "epvi: levels"
+# A column that is added where integrals over effects are computed near a known point: see
+# `site/derivatives/conditional.py`.
+PILOT = "epvi: pilot"
 # Bundles may have this many places for each row of all of them; if there are more, larger bundles are tried. Judgement.
 _MOST_PLACES = 1.2
 
@@ -35,7 +38,8 @@ class Bundles:
     def columns(self, columns: Columns) -> Columns:
         """The columns of the rows with one entry per bundle, and those that say which row belongs to which group."""
         made = {name: column[self.rows] for name, column in columns.items()}
-        return {**made, LOCAL: self.local, COUNT: self.count, LEVELS: self.levels}
+        # In the order in which JAX passes them to programs.
+        return dict(sorted({**made, LOCAL: self.local, COUNT: self.count, LEVELS: self.levels}.items()))
 
     @staticmethod
     def joined(parts: Sequence["Bundles"]) -> "Bundles":

@@ -37,6 +37,8 @@ from epvi.wire.shard_fit import Part, Provenance
 
 # Draws at which log p_m is evaluated in one pass over the rows, as in a fit. Judgement: it bounds a block's memory.
 _DRAWS_AT_ONCE = 64
+# The same for bundles of groups, each with several nodes for the effects.
+_DRAWS_OF_BUNDLES = 16
 # Derivatives are computed at this many points in one pass, the same number as in a fit with default settings, so that
 # compiled programs are shared.
 _POINTS_AT_ONCE = 4
@@ -159,7 +161,7 @@ def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking)
 
 def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> Answers:
     """The answers with all rows at every draw."""
-    values = _finite(subposterior.value(draws.theta, _DRAWS_AT_ONCE))
+    values = _finite(subposterior.value(draws.theta, _at_once(subposterior)))
     centres = _curve(subposterior, draws.centres, draws.form, asking.points_at_once)
     moments = None
     if len(draws.base):
@@ -227,15 +229,19 @@ def _scored(near: list[Around], theta: np.ndarray) -> tuple[np.ndarray, np.ndarr
     nearest = np.argmin([around.whole.distances(theta - around.centre) for around in near], axis=0)
     for i, around in enumerate(near):
         if np.any(nearest == i):
-            values[nearest == i], errors[nearest == i] = around.near(theta[nearest == i], _DRAWS_AT_ONCE)
+            values[nearest == i], errors[nearest == i] = around.near(theta[nearest == i], _at_once(around.rows))
     return values, np.where(np.isfinite(errors), errors, 1e3)
+
+
+def _at_once(subposterior: Subposterior) -> int:
+    return _DRAWS_AT_ONCE if subposterior.programs.target.bundle == 1 else _DRAWS_OF_BUNDLES
 
 
 def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     values, gradients, hessians = [], [], []
     for points in draws.points():
         nearest = near[int(np.argmin([np.mean(around.whole.distances(points - around.centre)) for around in near]))]
-        values.append(nearest.near(points, _DRAWS_AT_ONCE).value)
+        values.append(nearest.near(points, _at_once(nearest.rows)).value)
         gradient, hessian = nearest.derivatives(points, asking.points_at_once)
         gradients.append(gradient)
         hessians.append(hessian)
