@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
-from epvi.hub.posterior.effects import Effects, with_effects
+from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.posterior import Posterior
 from epvi.parameters.group_effects import GroupEffects
 from epvi.parameters.space import Space
@@ -54,7 +54,7 @@ class Grouped:
         centre = np.asarray(posterior.mixture.mean())
         target = programs_of(self.model, self.columns).target
         found = conditional_moments(target, self.columns, centre, self.effects.num_levels)
-        return with_effects(posterior, self.space, Effects(self.effects, centre, **found._asdict()))
+        return posterior.with_effects(self.space, Effects(self.effects, centre, **found._asdict()))
 
 
 def grouped(
@@ -64,7 +64,7 @@ def grouped(
 
     With `deal` whole groups are dealt to shards; otherwise the split stays as it is, and no group may be divided by it.
     """
-    found = find_effects(programs.target, columns)
+    found = find_effects(model, programs.target, columns)
     if found is None:
         return None
     try:

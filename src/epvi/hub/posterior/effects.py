@@ -8,7 +8,6 @@ With a mixture of Gaussians over φ this is a distribution of all parameters in 
 """
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -17,10 +16,9 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.parameters.group_effects import GroupEffects
 from epvi.parameters.space import Space
 
-if TYPE_CHECKING:
-    from epvi.hub.posterior.posterior import Posterior
-
 _LOG_2PI = float(np.log(2 * np.pi))
+# Levels whose moments at all scored draws are in memory at once: 8 MB per effect for 2,048 draws. Judgement.
+_LEVELS_AT_ONCE = 512
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,6 +45,15 @@ class Effects:
     def num_effects(self) -> int:
         """The number of effects of all levels."""
         return self.mean.size
+
+    @property
+    def said(self) -> str:
+        """What a certificate of the other parameters has to say of them."""
+        names = ", ".join(self.which.names)
+        return (
+            f" It judges the shared parameters; the {self.num_effects:,} group effects ({names}) were integrated out"
+            " and follow from them."
+        )
 
     @property
     def _entries(self) -> list[tuple[int, int]]:
@@ -90,8 +97,11 @@ class Effects:
         roots = self.roots(phi)
         away = np.linalg.solve(roots, (theta[:, places] - self.means(phi))[..., None])[..., 0]
         log_dets = np.sum(np.log(np.diagonal(roots, axis1=-2, axis2=-1)), axis=(1, 2))
-        return np.asarray(mixture.log_density(phi)) - 0.5 * np.sum(away**2, axis=(1, 2)) - log_dets - (
-            0.5 * self.num_effects * _LOG_2PI
+        return (
+            np.asarray(mixture.log_density(phi))
+            - 0.5 * np.sum(away**2, axis=(1, 2))
+            - log_dets
+            - (0.5 * self.num_effects * _LOG_2PI)
         )
 
     def moments(
@@ -127,19 +137,3 @@ class Effects:
             # E exp(2X) of a Gaussian X, and E X².
             variance[:, i] += np.exp(2 * at[:, t] + 2 * spread[:, t]) if i == j else at[:, t] ** 2 + spread[:, t]
         return mean, variance
-
-
-# Levels whose moments at all scored draws are in memory at once: 8 MB per effect for 2,048 draws. Judgement.
-_LEVELS_AT_ONCE = 512
-
-
-def with_effects(posterior: "Posterior", space: Space, effects: Effects) -> "Posterior":
-    """A posterior of all parameters `space`, from one of all but the group effects."""
-    certificate, names = posterior.certificate, ", ".join(effects.which.names)
-    if certificate is not None:
-        said = (
-            f" It judges the shared parameters; the {effects.num_effects:,} group effects ({names}) were integrated out"
-            " and follow from them."
-        )
-        certificate = dataclasses.replace(certificate, text=certificate.text + said)
-    return dataclasses.replace(posterior, space=space, effects=effects, certificate=certificate)

@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.mixture import GaussianMixture
+from epvi.ground import validation
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import ArrayLike
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.status import Status, StatusCode
-from epvi.ground import validation
 from epvi.ground.validation import at_least
 from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.agreement.conflict import Conflict, conflict_between
@@ -139,6 +139,12 @@ class Posterior:
         """The same posterior with a certificate, whose importance weights correct its summary and draws."""
         return dataclasses.replace(self, certificate=certificate)
 
+    def with_effects(self, space: Space, effects: Effects) -> "Posterior":
+        """The posterior of all parameters `space`, from this one of all but some group effects."""
+        found = self.certificate
+        found = None if found is None else dataclasses.replace(found, text=found.text + effects.said)
+        return dataclasses.replace(self, space=space, effects=effects, certificate=found)
+
     def update(self, *fits: ShardFit, accept_unconverged: bool = False) -> "Posterior":
         """The posterior with the fits of late shards added, in place of the stand-ins for these shards.
 
@@ -204,7 +210,7 @@ class Posterior:
             theta = self.space.unconstrain(theta)
         if self.effects is not None:
             points = validation.points(theta, self.space.dim)
-            flat = self.effects.log_density(self.space, self.mixture, points.reshape(-1, self.space.dim))
+            flat = self.effects.log_density(self.space, self.mixture, np.reshape(points, (-1, self.space.dim)))
             return flat.reshape(points.shape[:-1])
         return np.asarray(self.mixture.log_density(theta))
 

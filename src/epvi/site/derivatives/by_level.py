@@ -50,7 +50,7 @@ class Places:
             along = np.moveaxis(places, axis, 0)
             order = np.arange(size).reshape(-1, *[1] * (places.ndim - 1))
             if size == self.num_levels and np.all(level[along] == order) and np.all(effect[along] == effect[along[:1]]):
-                return axis, effect[along[0]]
+                return axis, np.asarray(effect[along[0]])
         return None
 
 
@@ -58,7 +58,7 @@ class _Total:
     """A sum over all levels, and perhaps of terms that depend on φ only."""
 
 
-class _Elsewhere(Exception):
+class _OtherFormError(Exception):
     """The program is not of the form that is needed."""
 
 
@@ -78,33 +78,38 @@ class LevelProgram:
     gathered: Mapping[int, int]
     # Sums over levels: the number of the value that is summed.
     sums: Mapping[int, int]
-
-    def codes(self, block: Mapping[str, Any]) -> list[np.ndarray]:
-        """The level of each row, as every gather has it."""
-        wanted = [step.inputs[1] for step in self.steps if step.outputs[0] in self.gathered]
-        given = {number: block[name] for name, number in self.program.block.items()}
-        columns = [self.gathered[step.outputs[0]] for step in self.steps if step.outputs[0] in self.gathered]
-        found = self.program.run(given, wanted)
-        return [np.asarray(one)[..., column] for one, column in zip(found, columns, strict=True)]
+    # Whether these sums are only added in the output, not multiplied by functions of φ.
+    added: bool
 
     def run(self, z: Any, phi: Any, levels: Any, block: Mapping[str, Any], level: Any) -> tuple[Any, list[Any]]:
         """The output, and the terms of its sums over levels, for effects z (L, s) of the levels (L,).
 
         `level` has for each row the index of its level in `levels`. Sums over levels count as zero in the output.
         """
+        output, terms = self._run(z, phi, levels, block, level, None)
+        if self.added:
+            return output, list(terms.values())
+        # The output is linear in the sums.
+        factors = [self._run(z, phi, levels, block, level, one)[0] - output for one in terms]
+        return output, [factor * term for factor, term in zip(factors, terms.values(), strict=True)]
+
+    def _run(
+        self, z: Any, phi: Any, levels: Any, block: Mapping[str, Any], level: Any, unit: int | None
+    ) -> tuple[Any, dict[int, Any]]:
+        """The same with the terms by number of their sum, where one sum counts as 1 in the output."""
         values: dict[int, Any] = dict(self.program.constants)
         values |= {number: block[name] for name, number in self.program.block.items()}
         position = np.full(self.places.dim, -1)
         position[self.places.shared] = np.arange(len(self.places.shared))
-        terms = []
+        terms: dict[int, Any] = {}
         with promotion_allowed():
             for step in self.steps:
                 number = step.outputs[0]
                 if number in self.read:
                     values[number] = self._read(number, z, phi, position)
                 elif number in self.sums:
-                    terms.append(_over_others(values[self.sums[number]], self.along[self.sums[number]].axis))
-                    values[number] = jnp.zeros((), terms[-1].dtype)
+                    terms[number] = _over_others(values[self.sums[number]], self.along[self.sums[number]].axis)
+                    values[number] = jnp.full((), float(number == unit), terms[number].dtype)
                 elif number in self.along:
                     inputs = [values[one] if isinstance(one, int) else one.value for one in step.inputs]
                     given = [self.along.get(one) if isinstance(one, int) else None for one in step.inputs]
@@ -138,7 +143,7 @@ def trace_by_level(function: Callable, theta: Any, block: Mapping[str, Any], pla
     program = flat_program(function, theta, block)
     try:
         return _Analysis(program, places).made()
-    except _Elsewhere:
+    except _OtherFormError:
         return None
 
 
@@ -174,6 +179,7 @@ class _Analysis:
         self.gathered: dict[int, int] = {}
         self.sums: dict[int, int] = {}
         self.totals: set[int] = set()
+        self.added = True
         # Values that depend on rows.
         self.rows = set(program.block.values())
 
@@ -182,10 +188,10 @@ class _Analysis:
         for step in steps:
             self._look(step)
         if isinstance(self.program.output, int) and self.program.output in self.along:
-            raise _Elsewhere
+            raise _OtherFormError
         read = {number: places for number, places in self.read.items() if number != self.program.theta}
         return LevelProgram(
-            self.program, self.places, tuple(steps), read, self.along, self.gathered, self.sums
+            self.program, self.places, tuple(steps), read, self.along, self.gathered, self.sums, self.added
         )
 
     def _look(self, step: _Operation) -> None:
@@ -198,7 +204,7 @@ class _Analysis:
                 self._moved_to(step.outputs[0], moved)
                 return
         if self.program.theta in inputs or any(self._is_pending(one) for one in inputs):
-            raise _Elsewhere
+            raise _OtherFormError
         given = [self.along.get(one) if isinstance(one, int) else None for one in step.inputs]
         if any(one in self.totals for one in inputs):
             self._add_to_total(step, inputs)
@@ -221,8 +227,15 @@ class _Analysis:
     def _add_to_total(self, step: _Operation, inputs: list[int]) -> None:
         name = step.equation.primitive.name
         plain = name in ("add", "add_any", "convert_element_type", "copy", "reshape", "squeeze", "reduce_sum")
-        if not plain or any(one in self.along for one in inputs) or step.equation.outvars[0].aval.shape != ():
-            raise _Elsewhere
+        scaled = name in ("sub", "neg") or (name == "mul" and sum(one in self.totals for one in inputs) == 1)
+        scaled |= name == "div" and not (isinstance(step.inputs[1], int) and step.inputs[1] in self.totals)
+        if (
+            not (plain or scaled)
+            or any(one in self.along for one in inputs)
+            or step.equation.outvars[0].aval.shape != ()
+        ):
+            raise _OtherFormError
+        self.added &= plain
         self.totals.add(step.outputs[0])
 
     def _with_levels(self, step: _Operation, given: list[Along | None]) -> None:
@@ -238,7 +251,7 @@ class _Analysis:
             self.sums[step.outputs[0]] = step.inputs[0]
             self.totals.add(step.outputs[0])
         else:
-            raise _Elsewhere
+            raise _OtherFormError
 
 
 def _level_column(equation: Any, axis: int) -> int:
@@ -246,5 +259,5 @@ def _level_column(equation: Any, axis: int) -> int:
     numbers = equation.params["dimension_numbers"]
     batched = numbers.operand_batching_dims or numbers.start_indices_batching_dims
     if axis not in numbers.start_index_map or axis not in numbers.collapsed_slice_dims or batched:
-        raise _Elsewhere
+        raise _OtherFormError
     return numbers.start_index_map.index(axis)

@@ -34,9 +34,7 @@ class Conditional(NamedTuple):
     root_slope: Float[np.ndarray, "L t p"]
 
 
-def conditional_moments(
-    target: Target, columns: Columns, phi: Float[np.ndarray, " p"], num_levels: int
-) -> Conditional:
+def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray, " p"], num_levels: int) -> Conditional:
     """The moments of all levels' effects given φ near the given point."""
     columns = _with_all_levels(columns, num_levels)
     found = _moments(target, columns, phi)

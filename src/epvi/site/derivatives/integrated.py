@@ -1,4 +1,4 @@
-"""A model with its group effects integrated out: a target over the other parameters φ, whose rows are bundles of groups.
+"""A model with its group effects integrated out: a target over the other parameters φ, with bundles of groups as rows.
 
 Takes a model and its group effects (`group_effects.py`); gives a `Model` of the same kind, so that everything that fits
 and scores models works on it:

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 
 # Primitives that compute each entry of their output from the same entry of their inputs.
-_ELEMENTWISE = frozenset(
-    "abs acos acosh add and asin asinh atan atan2 atanh cbrt ceil clamp convert_element_type copy copy_p cos cosh"
-    " digamma div eq erf erf_inv erfc exp exp2 expm1 floor ge gt igamma integer_pow is_finite le lgamma log log1p"
-    " logistic lt max min mul ne neg not or pow rem round rsqrt select_n sign sin sinh sqrt square stop_gradient sub"
-    " tan tanh xor".split()
+_ELEMENTWISE = (
+    *("abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp"),
+    *("convert_element_type", "copy", "copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp"),
+    *("exp2", "expm1", "floor", "ge", "gt", "igamma", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p"),
+    *("logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or", "pow", "rem", "round", "rsqrt", "select_n"),
+    *("sign", "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor"),
 )
 _REDUCTIONS = ("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or")
 

@@ -219,7 +219,11 @@ class RegularShards:
         bundle, part = sub.programs.target.bundle, _SHARE_OF_ROWS
         least, most = -(-_ROWS_PER_PARAMETER * d // PARTS), _MOST_PER_PART
         if bundle > 1:
-            part, least, most = _SHARE_OF_BUNDLES, max(least // bundle, _LEAST_BUNDLES), max(most // bundle, _LEAST_BUNDLES)
+            part, least, most = (
+                _SHARE_OF_BUNDLES,
+                max(least // bundle, _LEAST_BUNDLES),
+                max(most // bundle, _LEAST_BUNDLES),
+            )
         per_part = np.clip(sizes // (PARTS * part), least, max(most, least))
         values, doubt = np.full(theta.shape[:2], np.nan), np.zeros(len(shards))
         sampled = np.flatnonzero(part * PARTS * per_part <= sizes)

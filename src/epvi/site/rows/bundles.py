@@ -46,8 +46,8 @@ class Bundles:
         """The bundles of several parts, one part after the other."""
         width = max(one.levels.shape[1] for one in parts)
         wide = [np.pad(one.levels, ((0, 0), (0, width - one.levels.shape[1])), constant_values=-1) for one in parts]
-        rows, local, count = (np.concatenate([getattr(one, name) for one in parts]) for name in ("rows", "local", "count"))
-        return Bundles(rows, local, count, np.concatenate(wide))
+        rows, local = (np.concatenate([getattr(one, name) for one in parts]) for name in ("rows", "local"))
+        return Bundles(rows, local, np.concatenate([one.count for one in parts]), np.concatenate(wide))
 
 
 def size_of_bundles(sizes: Int[np.ndarray, " G"]) -> int:
@@ -80,7 +80,7 @@ def bundle(codes: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"], size: int)
 
 
 def _packed(sizes: Int[np.ndarray, " G"], capacity: int) -> list[list[int]]:
-    """Groups in bundles of at most this many rows: in each the largest group that is left, then the largest that fit."""
+    """Groups in bundles of at most this many rows: in each the largest that is left, then the largest that fit."""
     order = np.argsort(sizes, kind="stable")
     left, ends = [int(g) for g in order], [int(sizes[g]) for g in order]
     packed = []
