@@ -28,8 +28,6 @@ from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL, PILOT
 
 # Rows of a group from which on the distribution of its effects is nearly Gaussian. Judgement.
 _MANY_ROWS = 100
-# Groups of a bundle up to which sums over rows are masked sums, which are faster than scattered ones. Judgement.
-_FEW_GROUPS = 4
 
 
 class IntegratedModel(Model):
@@ -102,21 +100,11 @@ class Groups:
         return self.places >= _MANY_ROWS * self.width
 
     def summed(self, rows: Any) -> Any:
-        """Sums over the rows of each group, (groups, ...), in float64 if that is enabled."""
-        tail = rows.shape[1:]
-        shaped = jnp.reshape(rows, (self.bundles, self.places, *tail)).astype(float)
-        used = self._spread(self.used, tail)
-        if self.width > _FEW_GROUPS:
-            flat = jnp.reshape(jnp.where(used, shaped, 0.0), (self.num_rows, *tail))
-            return jax.ops.segment_sum(flat, self.level, self.num_groups)
-        each = [
-            jnp.sum(jnp.where(self._spread(self.used & (self.local == i), tail), shaped, 0.0), axis=1)
-            for i in range(self.width)
-        ]
-        return jnp.reshape(jnp.stack(each, axis=1), (self.num_groups, *tail))
-
-    def _spread(self, mask: Any, tail: tuple[int, ...]) -> Any:
-        return jnp.reshape(mask, (*mask.shape, *[1] * len(tail)))
+        """Sums over the rows of each group, (groups,), in float64 if that is enabled."""
+        used = jnp.where(self.used, jnp.reshape(rows, self.used.shape).astype(float), 0.0)
+        if self.width == 1:
+            return jnp.sum(used, axis=1)
+        return jax.ops.segment_sum(jnp.reshape(used, -1), self.level, self.num_groups, indices_are_sorted=True)
 
 
 @dataclasses.dataclass(eq=False)

@@ -19,7 +19,7 @@ LOCAL, COUNT, LEVELS = "epvi: group of row", "epvi: rows", "epvi: levels"
 # `site/derivatives/conditional.py`.
 PILOT = "epvi: pilot"
 # Bundles may have this many places for each row of all of them; if there are more, larger bundles are tried. Judgement.
-_MOST_PLACES = 1.2
+_MOST_PLACES = 1.4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
