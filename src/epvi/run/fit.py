@@ -25,6 +25,7 @@ from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
 from epvi.run.failures import ShardError, kept_in
+from epvi.run.grouping import grouped
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.run.scoring import Scoring
@@ -86,14 +87,22 @@ def fit(
     model = model_of(sent)
     programs = programs_of(model, table.columns)
     programs.target.check(table.columns)
-    size = block_size(programs, table.columns, split.largest, inference.points_at_once)
+    made_of = provenance(model, programs, table)
+    columns, integrated = table.columns, None
+    if inference.fits_together:
+        integrated = grouped(model, programs, columns, split, shuffle and by is None, key)
+    if integrated is not None:
+        sent = _as_bytes(integrated.model)
+        model, columns, split = model_of(sent), integrated.columns, integrated.split
+        programs = programs_of(model, columns)
+    size = block_size(programs, columns, split.largest, inference.points_at_once)
     key_data = np.asarray(jax.random.key_data(key))
-    plan = FitPlan(inference, size, key_data, provenance(model, programs, table), table.hash_key)
+    plan = FitPlan(inference, size, key_data, made_of, table.hash_key, programs.target.bundle)
     job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any)
     folder = WorkFolder(Path(work)) if work else None
     with (
         ShardProgress(split.num_shards, progress) as bar,
-        shards_of(job, table.columns, split, executor, bar, folder) as sites,
+        shards_of(job, columns, split, executor, bar, folder) as sites,
     ):
         posterior = _combined(sites.fit(), product, seed, bar)
         try:
@@ -103,6 +112,8 @@ def fit(
         except EpviError as error:
             # The error keeps the fits, so that epvi.combine can still multiply them.
             raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
+        if integrated is not None:
+            posterior = integrated.put_back(posterior)
         bar.say("done")
         _log_end(posterior, time.perf_counter() - start)
         return posterior

@@ -152,7 +152,7 @@ class RunningShards:
 
     def _groups(self, left: list[Part]) -> list[Group]:
         """Consecutive shards that are fitted together; which ones depends on the sizes of all shards alone."""
-        numbers = _batch_of(self.sizes)
+        numbers = _batch_of(self.sizes * self.job.plan.bundle)
         groups: dict[int, list[Part]] = {}
         for part in left:
             groups.setdefault(int(numbers[part.shard - 1]), []).append(part)

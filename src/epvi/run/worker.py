@@ -24,8 +24,9 @@ from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
+from epvi.site.tasks.answers import Asking
 from epvi.site.tasks.fit_shard import FitPlan, fit_columns, fit_regular
-from epvi.site.tasks.score import Asking, answer_columns
+from epvi.site.tasks.score import answer_columns
 from epvi.site.tasks.score_together import answer_together
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws

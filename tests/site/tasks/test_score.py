@@ -15,7 +15,8 @@ import epvi
 from epvi.models import logistic, simulate_logistic
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.passes import programs_of
-from epvi.site.tasks.score import Asking, answer_columns
+from epvi.site.tasks.answers import Asking
+from epvi.site.tasks.score import answer_columns
 
 QUICK = epvi.NVI(1, num_starts=4, num_draws=64)
 ROWS = simulate_logistic(240, 2, seed=3)[0]

@@ -15,7 +15,8 @@ from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.tasks import score_many
-from epvi.site.tasks.score import Asking, answer, answer_columns
+from epvi.site.tasks.answers import Asking
+from epvi.site.tasks.score import answer, answer_columns
 from epvi.site.tasks.score_together import answer_together
 
 LOGISTIC = epvi.Model(logistic)

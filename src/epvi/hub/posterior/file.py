@@ -11,6 +11,7 @@ import numpy as np
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.errors import EpviError
 from epvi.ground.version import __version__
+from epvi.hub.posterior.file_effects import pack_effects, read_effects
 from epvi.hub.posterior.file_rounds import pack_rounds, read_rounds
 from epvi.hub.posterior.parts import Choices, Parts
 from epvi.hub.product.known import PRODUCTS
@@ -34,8 +35,10 @@ def pack_parts(parts: Parts) -> Envelope:
     for i, fit in enumerate(parts.fits):
         arrays |= mixture_arrays(fit.mixture, f"{i}/")
     rounds, more = pack_rounds(parts)
+    effects, of_effects = pack_effects(parts.space, parts.effects)
+    shared = parts.space if parts.effects is None else parts.effects.which.shared_space(parts.space)
     record = {
-        "space": describe_space(parts.space),
+        "space": describe_space(shared),
         "structure": made.mixture.structure.name,
         "status": describe_status(made.status),
         "log_normaliser": None if made.log_normaliser is None else [finite_or_none(x) for x in made.log_normaliser],
@@ -43,9 +46,10 @@ def pack_parts(parts: Parts) -> Envelope:
         "key": list(parts.choices.key),
         "fits": [describe_fit(fit) for fit in parts.fits],
         **rounds,
+        **effects,
         "version": __version__,
     }
-    return Envelope("posterior", record, arrays | more)
+    return Envelope("posterior", record, arrays | more | of_effects)
 
 
 def unpack_parts(content: Envelope) -> Parts:
@@ -71,7 +75,8 @@ def unpack_parts(content: Envelope) -> Parts:
         raise Malformed("its key is not a seed")
     product = ProductMixture(mixture, normaliser, None, read_status(record))
     rounds = read_rounds(record, content, space.dim, sum(not fit.is_stand_in for fit in fits))
-    return Parts(product, space, fits, Choices(way, key), **rounds)
+    everything, effects = read_effects(record, content, space)
+    return Parts(product, everything, fits, Choices(way, key), **rounds, effects=effects)
 
 
 def _describe_way(way: Product) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
+from epvi.hub.posterior.effects import Effects
 from epvi.hub.product.result import Product, ProductMixture
 from epvi.hub.refine.refine import Step
 from epvi.hub.trust.certify import Certificate
@@ -30,3 +31,4 @@ class Parts(NamedTuple):
     certificate: Certificate | None = None
     step: Step | None = None
     traffic: int = 0
+    effects: Effects | None = None

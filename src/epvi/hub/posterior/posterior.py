@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.mixture import GaussianMixture
+from epvi.ground import validation
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import ArrayLike
 from epvi.ground.seeds import Seed, as_key
@@ -20,6 +21,7 @@ from epvi.ground.validation import at_least
 from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.agreement.conflict import Conflict, conflict_between
 from epvi.hub.posterior import export
+from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.file import pack_parts, unpack_parts
 from epvi.hub.posterior.multiplied import checked_and_multiplied
 from epvi.hub.posterior.parts import Choices, Parts
@@ -63,6 +65,8 @@ class Posterior:
         certificate: whether the posterior can be trusted; None until draws of it were scored.
         step: state of its refinement; None before the first step.
         traffic: float64 numbers exchanged with the sites for certificate and refinement.
+        effects: the group effects that were integrated out, given the other parameters; then `product`, `fits` and
+            `certificate` are those of the other parameters. None if there are none.
     """
 
     product: ProductMixture
@@ -72,10 +76,11 @@ class Posterior:
     certificate: Certificate | None = None
     step: Step | None = None
     traffic: int = 0
+    effects: Effects | None = None
 
     @property
     def mixture(self) -> GaussianMixture:
-        """The mixture over unconstrained θ."""
+        """The mixture over unconstrained θ; without the group effects, if these were integrated out."""
         return self.product.mixture
 
     def __repr__(self) -> str:
@@ -126,6 +131,7 @@ class Posterior:
     def ask(self, num_draws: int = NUM_DRAWS, *, moments: bool = True, seed: Seed = 0) -> Draws:
         """Draws for the sites to score (`epvi.score`); with `moments` the scores also serve `epvi.refine`."""
         at_least("num_draws", num_draws, 64)
+        self._refuse_effects("ask for scores by hand")
         key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
         return draws_of(self, Asked(digest_of(self), num_draws, usual_base(self.space.dim) if moments else 0, key))
 
@@ -133,11 +139,18 @@ class Posterior:
         """The same posterior with a certificate, whose importance weights correct its summary and draws."""
         return dataclasses.replace(self, certificate=certificate)
 
+    def with_effects(self, space: Space, effects: Effects) -> "Posterior":
+        """The posterior of all parameters `space`, from this one of all but some group effects."""
+        found = self.certificate
+        found = None if found is None else dataclasses.replace(found, text=found.text + effects.said)
+        return dataclasses.replace(self, space=space, effects=effects, certificate=found)
+
     def update(self, *fits: ShardFit, accept_unconverged: bool = False) -> "Posterior":
         """The posterior with the fits of late shards added, in place of the stand-ins for these shards.
 
         The product is computed anew; certificate and refinement, which belong to the old posterior, are dropped.
         """
+        self._refuse_effects("add shards")
         for fit in fits:
             if not isinstance(fit, ShardFit):
                 raise EpviError(f"a fit is a {type(fit).__name__}: pass what epvi.fit_shard or epvi.load gives.")
@@ -151,13 +164,20 @@ class Posterior:
             *checked_and_multiplied([*others, *fits], self.choices.product, seed, accept_unconverged=accept)
         )
 
+    def _refuse_effects(self, what: str) -> None:
+        if self.effects is not None:
+            raise EpviError(
+                f"this posterior cannot {what}: its {self.effects.num_effects:,} group effects were integrated out by"
+                " epvi.fit; fit all rows again with epvi.fit."
+            )
+
     def save(self, path: str | os.PathLike) -> Path:
         """Write it with its shard fits to a `.epvi` file, by atomic rename."""
         return envelope.save(path, pack_posterior(self), unpack_posterior)
 
     def conflict(self, *, seed: Seed = 0) -> Conflict:
         """Test each shard against the product of the others, with its influence on the posterior."""
-        return conflict_between(self.fits, self.mixture, self.space, seed=seed)
+        return conflict_between(self.fits, self.mixture, self.fits[0].space, seed=seed)
 
     def theta(self, num_samples: int, *, seed: Seed) -> Float[np.ndarray, "n d"]:
         """Draws of unconstrained θ, from the mixture or, if the certificate corrects it, by importance resampling.
@@ -166,10 +186,15 @@ class Posterior:
         ones.
         """
         at_least("num_samples", num_samples, 1)
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
+        made = self._shared(num_samples, seed, rng)
+        return made if self.effects is None else self.effects.theta(self.space, made, rng)
+
+    def _shared(self, num_samples: int, seed: Seed, rng: np.random.Generator) -> Float[np.ndarray, "n p"]:
+        """Draws of θ, without the group effects that were integrated out."""
         found = self.certificate
         if found is None or not found.resamples:
             return np.asarray(self.mixture.sample(num_samples, seed=seed))
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
         # Systematic resampling: a draw of weight w is taken n·w times, rounded up or down.
         places = (np.arange(num_samples) + rng.uniform()) / num_samples
         chosen = np.searchsorted(np.cumsum(found.weights), places * np.sum(found.weights))
@@ -183,6 +208,10 @@ class Posterior:
         """The mixture's log density over unconstrained coordinates, at θ (..., d) or at named constrained values."""
         if isinstance(theta, Mapping):
             theta = self.space.unconstrain(theta)
+        if self.effects is not None:
+            points = validation.points(theta, self.space.dim)
+            flat = self.effects.log_density(self.space, self.mixture, np.reshape(points, (-1, self.space.dim)))
+            return flat.reshape(points.shape[:-1])
         return np.asarray(self.mixture.log_density(theta))
 
     def summary(
@@ -201,7 +230,7 @@ class Posterior:
         at_least("num_samples", num_samples, 2)
         if not all(0 < q < 1 for q in quantiles):
             raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
-        return summarise(self, quantiles, num_samples, seed, of)
+        return summarise(self, quantiles, num_samples, seed, of, self.effects)
 
     def draws_frame(self, num_samples: int = _EXPORTED_DRAWS, *, seed: Seed = 0) -> "pyarrow.Table":
         """The draws of `sample` as an Arrow table with a column per scalar, named as in the summary (`w[0]`).

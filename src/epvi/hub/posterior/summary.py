@@ -13,11 +13,17 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import draw, uniform_points
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.text_table import lined_up
+from epvi.hub.posterior.effects import Effects
 from epvi.hub.refine.refine import Refinable
+from epvi.parameters.space import Space
+
+# Draws behind the quantiles of group effects: so many numbers in all, and at least so many draws. Judgement: a second.
+_NUMBERS, _LEAST_DRAWS = 10**7, 1000
 
 # From draws by name, of shape (n, ...) each, to derived quantities by name, also with n entries.
 Derive = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
@@ -62,20 +68,31 @@ class Summary:
 
 
 def summarise(
-    posterior: Refinable, quantiles: Sequence[float], num_samples: int, seed: Seed, of: Derive | None
+    posterior: Refinable,
+    quantiles: Sequence[float],
+    num_samples: int,
+    seed: Seed,
+    of: Derive | None,
+    effects: Effects | None = None,
 ) -> Summary:
     """The summary; moments of unconstrained parameters are those of the mixture (exact), plus the correction."""
     mixture, space = posterior.mixture, posterior.space
     key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
+    if effects is not None and of is None:
+        # Quantiles of thousands of effects are worth fewer draws.
+        num_samples = min(num_samples, max(_NUMBERS // effects.num_effects, _LEAST_DRAWS))
     theta = draw(mixture, uniform_points(num_samples, mixture.dim + 1, key))
     weights = np.full(num_samples, 1 / num_samples)
     found = posterior.certificate
     if found is not None and found.corrects:
         theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, found.weights - found.own])
+    mean, sd = np.asarray(mixture.mean()), np.asarray(mixture.sd())
+    if effects is not None:
+        mean, sd = _with_effects(effects, mixture, space, (mean, sd))
+        theta = effects.theta(space, theta, np.random.default_rng(key))
     constrained = space.constrain(theta)
     values = {parameter.name: constrained[parameter.name] for parameter in space.parameters}
     exact = {p.name: space.slices[p.name] for p in space.parameters if p.is_real and of is None}
-    mean, sd = np.asarray(mixture.mean()), np.asarray(mixture.sd())
     names, means, sds, at = [], [], [], []
     for name, value in (values if of is None else derived(of, values, len(theta))).items():
         of_one = value.reshape(len(theta), -1)
@@ -93,6 +110,21 @@ def summarise(
         tuple(quantiles),
         np.concatenate(at).reshape(-1, len(quantiles)),
     )
+
+
+def _with_effects(
+    effects: Effects, mixture: GaussianMixture, space: Space, known: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Means and sds of all parameters, from those of all but the group effects."""
+    places = effects.which.places(space)
+    shared = np.setdiff1d(np.arange(space.dim), places)
+    nothing = np.zeros((0, mixture.dim)), np.zeros(0)
+    made = []
+    for own, more in zip(known, effects.moments(mixture, *nothing), strict=True):
+        whole = np.empty(space.dim)
+        whole[shared], whole[places] = own, more
+        made.append(whole)
+    return made[0], made[1]
 
 
 def derived(of: Derive, values: dict[str, np.ndarray], num_draws: int) -> dict[str, np.ndarray]:

@@ -42,9 +42,14 @@ TALL = 8 * PARTS * ROWS_PER_PART
 # Where the standard error is too large, subsamples are enlarged by this factor, which halves it, until they have more
 # than a third of the rows: then all rows are taken. Judgement.
 _MORE, _SPARED = 4, 3
+# The same for a target whose rows are bundles of groups, in bundles: at least one in each part, enlarged by a factor of
+# two up to half of all bundles. Judgement: there may be only a few dozen of them.
+_LEAST_BUNDLES_PER_PART, _MORE_BUNDLES, _SPARED_BUNDLES = 1, 2, 2
 # Largest ratio of the Hessians of the subsamples and of all rows in any direction; beyond it the subsamples lack
 # influential rows, and the expansion is not used. Judgement.
 ALIKE = 2.0
+# The same for bundles of groups: as few of them as there are in subsamples differ more.
+_ALIKE_BUNDLES = 4.0
 
 
 class Taylor(NamedTuple):
@@ -106,7 +111,8 @@ class Around:
         """Whether the Hessian of the subsamples is close to that of all rows, and they lack no influential rows."""
         parts = -np.mean([one.hessian for one in self.of_parts], axis=0)
         ratio = self.whole.form.ratios(-self.whole.hessian, parts)
-        return bool(np.all((np.abs(ratio) > 1 / ALIKE) & (np.abs(ratio) < ALIKE)))
+        most = ALIKE if self.samples.together.programs.target.bundle == 1 else _ALIKE_BUNDLES
+        return bool(np.all((np.abs(ratio) > 1 / most) & (np.abs(ratio) < most)))
 
     def derivatives(
         self, theta: np.ndarray, batch: int, few: np.ndarray | None = None
@@ -159,22 +165,24 @@ def expand(
         if samples.sure is not None:
             sure = taylors(samples.sure.curve(centre[None], whole.form))[0]
             of_parts = [one.plus(sure) for one in of_parts]
-        made.append(Around(centre, whole, samples, of_parts))
+        near = dataclasses.replace(samples, together=samples.together.prepared(centre))
+        made.append(Around(centre, whole, near, of_parts))
     return made
 
 
-def sizes_of_parts(num_rows: int, share: float = 1.0, d: int = 1) -> list[int]:
+def sizes_of_parts(num_rows: int, share: float = 1.0, d: int = 1, bundle: int = 1) -> list[int]:
     """Rows per subsample, to be tried in this order until the standard error is small enough.
 
     `share` is the part of all shards' rows that these are: fewer rows are enough where other shards have more. The
     Hessian of d parameters takes rows in proportion to be like that of all rows. Sizes are powers of two, so that few
-    programs are compiled.
+    programs are compiled. `bundle` is that of the target.
     """
     first = max(_SCORED_ROWS * share, _LEAST_ROWS_PER_PART, _ROWS_PER_PARAMETER * d / PARTS)
-    sizes, size = [], 2 ** math.ceil(math.log2(first))
-    while _SPARED * PARTS * size <= num_rows:
+    more, spared = (_MORE, _SPARED) if bundle == 1 else (_MORE_BUNDLES, _SPARED_BUNDLES)
+    sizes, size = [], 2 ** math.ceil(math.log2(max(first / bundle, _LEAST_BUNDLES_PER_PART)))
+    while spared * PARTS * size <= num_rows:
         sizes.append(size)
-        size *= _MORE
+        size *= more
     return sizes
 
 

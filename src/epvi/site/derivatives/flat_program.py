@@ -127,7 +127,7 @@ def flattened(log_likelihood: Callable, theta: Any, block: Mapping[str, Any]) ->
     inliner = _Inliner()
     number, *columns = (inliner.number() for _ in range(len(names) + 1))
     (output,) = inliner.inline(traced.jaxpr, traced.consts, [number, *columns])
-    (d,), n = theta.shape, next(iter(block.values())).shape[0]
+    (d,), n = theta.shape, next(iter(block.values())).shape[0] if block else 0
     return Program(
         tuple(inliner.steps),
         number,

@@ -49,7 +49,7 @@ class Natures(dict[int, Nature]):
         given = [self[one] for one in step.inputs if isinstance(one, int) and one in self]
         theta = np.logical_or.reduce([nature.theta for nature in given], axis=0) if given else self._nothing
         rows, bent = any(nature.rows for nature in given), any(nature.bent for nature in given)
-        places = _moved(step, given[0].places) if len(given) == 1 and len(step.inputs) == 1 else None
+        places = moved_places(step, given[0].places) if len(given) == 1 and len(step.inputs) == 1 else None
         if places is not None:
             theta = np.isin(np.arange(len(self._nothing)), places)
         self.update(dict.fromkeys(step.outputs, Nature(theta, rows, bent, places)))
@@ -59,7 +59,7 @@ class Natures(dict[int, Nature]):
         self[number] = Nature(self._nothing, True, True, None)
 
 
-def _moved(step: Operation, places: np.ndarray | None) -> np.ndarray | None:
+def moved_places(step: Operation, places: np.ndarray | None) -> np.ndarray | None:
     """Track the indices in θ of a value's entries through an operation that only moves them; None otherwise."""
     if places is None:
         return None

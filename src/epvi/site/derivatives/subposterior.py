@@ -23,6 +23,7 @@ from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import DIAGONALS, WHOLE
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, promotion_allowed
+from epvi.site.derivatives.conditional import prepared
 from epvi.site.derivatives.passes import Pass, Programs
 from epvi.site.derivatives.prior_part import Precisions, PriorPart, PriorShare
 from epvi.site.rows.columns import Columns, let_go
@@ -68,10 +69,10 @@ def block_size(programs: Programs, columns: Columns, num_rows: int, num_points: 
     numbers = sum(math.prod(column.shape[1:]) for column in columns.values())
     linked = programs.linked({name: column[:_LEAST_BLOCK] for name, column in columns.items()})
     # With linear predictors the points are processed one by one, and only the rows and their products are in memory.
-    d = programs.target.space.dim
+    d, bundle = programs.target.space.dim, programs.target.bundle
     held = numbers + linked.held if linked is not None else num_points * d * numbers
-    least = max(_LEAST_BLOCK, _ROWS_PER_PARAMETER * d if linked is not None else 0)
-    size = min(max(_CACHE // held, least), _LARGEST_BLOCK)
+    least = max(_LEAST_BLOCK // bundle, _ROWS_PER_PARAMETER * d if linked is not None else 1)
+    size = min(max(_CACHE // held, least), max(_LARGEST_BLOCK // bundle, 1))
     return min(2 ** int(math.log2(size)), 2 ** math.ceil(math.log2(num_rows)))
 
 
@@ -158,6 +159,11 @@ class Subposterior:
         """The subposterior of the rows with these increasing indices, with the same weight each."""
         size = min(self.rows_per_block, _PART_BLOCK, len(chosen))
         return Subposterior(self.programs, self._taken(chosen), self.prior, size, self.weight)
+
+    def prepared(self, point: Float[np.ndarray, " d"]) -> "Subposterior":
+        """The same, cheaper to evaluate near a point if group effects are integrated out."""
+        columns = prepared(self.programs.target, self.rows, point)
+        return self if columns is self.rows else dataclasses.replace(self, rows=columns)
 
     def _taken(self, chosen: np.ndarray) -> Columns:
         """Copies of the rows with these increasing indices; releases the memory of files read on the way."""

@@ -93,7 +93,7 @@ class Subposteriors:
         """The subposteriors of chosen rows: those in `places`, the first sizes[0] for the first one, and so on."""
         columns = {name: np.take(column, places, axis=0) for name, column in self.rows.items()}
         window = min(self.windows.window, _PART_WINDOW, 2 ** math.ceil(math.log2(max(len(places), 2))))
-        windows = Windows.of(sizes, window, int(np.max(sizes)))
+        windows = Windows.of(sizes, window, int(np.max(sizes)), self.programs.target.bundle)
         return Subposteriors(self.programs, columns, windows, shares, weights, by_row)
 
     def thinned(self, shards: Int[np.ndarray, " b"], chosen: list[np.ndarray]) -> "Subposteriors":

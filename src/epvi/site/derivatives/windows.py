@@ -60,10 +60,14 @@ class Windows:
     block: int
 
     @classmethod
-    def of(cls, sizes: Int[np.ndarray, " B"], window: int, largest: int) -> "Windows":
-        """The windows of shards with these sizes; `largest` is the size of the largest shard of the whole fit."""
+    def of(cls, sizes: Int[np.ndarray, " B"], window: int, largest: int, bundle: int = 1) -> "Windows":
+        """The windows of shards with these sizes; `largest` is the size of the largest shard of the whole fit.
+
+        `bundle` is that of the target.
+        """
         few = 2 ** int(np.log2(max(largest // _BLOCKS_PER_SHARD, 1)))
-        block = min(max(few, min(_LEAST_BLOCK, 2 ** math.ceil(math.log2(largest)))), window)
+        least = max(_LEAST_BLOCK // bundle, 1)
+        block = min(max(few, min(least, 2 ** math.ceil(math.log2(largest)))), window)
         return cls(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), window, block)
 
     @property

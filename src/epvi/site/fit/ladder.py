@@ -8,6 +8,9 @@ from jaxtyping import Float
 # Size of the first subsample, on which modes are searched for: observed numbers per parameter, least observed numbers,
 # and rows added to them. Judgement: enough to locate the modes, which larger subsamples then refine.
 _START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 20, 384, 64
+# Least number of bundles of groups that are added, where rows are such. Judgement: the spread of effects between groups
+# is seen roughly in as many groups.
+_LEAST_START_BUNDLES = 16
 # The last subsample has one row in 16: from there to all rows a mode moves by about √16 of its standard deviations,
 # which two Newton steps cover. Each subsample is at most 64 times as large as the one before. Judgement.
 _LAST_PART, _NEXT_PART = 16, 64
@@ -25,9 +28,10 @@ def fewer_in_first_part(d: int, terms: int) -> int:
     return _FEWER_TERMS_PER_PARAMETER * d // terms + _LEAST_START_ROWS
 
 
-def first_part(d: int, terms: int) -> int:
-    """Rows of the first subsample, for d parameters and this many observed numbers per row."""
-    return max(_LEAST_START_TERMS, _START_TERMS_PER_PARAMETER * d) // terms + _LEAST_START_ROWS
+def first_part(d: int, terms: int, bundle: int = 1) -> int:
+    """Rows of the first subsample, for d parameters and this many observed numbers per row; `bundle`: see `Target`."""
+    more = _LEAST_START_ROWS if bundle == 1 else max(_LEAST_START_ROWS // bundle, _LEAST_START_BUNDLES)
+    return max(_LEAST_START_TERMS, _START_TERMS_PER_PARAMETER * d) // terms + more
 
 
 def part_sizes(num_rows: int, first: int) -> list[int]:

@@ -79,7 +79,7 @@ class FirstBound(NamedTuple):
         """Take Newton steps until the decrement of every mean is below the tolerance, at most `max_steps`."""
         for _ in range(max_steps):
             placed = placed._replace(units=np.minimum(placed.units, units_of(_second(placed.at))))
-            search = _Search.of(self.model(placed, precision.floor), placed, precision)
+            search = _MeanSearch.of(self.model(placed, precision.floor), placed, precision)
             at = self._search(placed, search)
             if not np.any(search.taken):
                 break
@@ -108,7 +108,7 @@ class FirstBound(NamedTuple):
         parts = (f - overlap(self.packing, means, self.covariances).logs) / len(means)
         return np.sum(parts.reshape(groups, -1), axis=1)
 
-    def _search(self, placed: Placed, search: "_Search") -> Curve | None:
+    def _search(self, placed: Placed, search: "_MeanSearch") -> Curve | None:
         """Try steps until every group has one or can have none; derivatives, if they were computed at the last."""
         means, at, groups = placed.means, None, len(search.taken)
         for trial in range(TRIALS):
@@ -126,7 +126,7 @@ class FirstBound(NamedTuple):
                 at = None
         return at
 
-    def _moved(self, placed: Placed, search: "_Search", at: Curve | None) -> Placed:
+    def _moved(self, placed: Placed, search: "_MeanSearch", at: Curve | None) -> Placed:
         """The means after the step; those without finite derivatives stay, and all do if L1 has fallen."""
         means = placed.means + search.step.reshape(placed.means.shape)
         at = self.subposterior.full(means) if at is None else at
@@ -150,7 +150,7 @@ class FirstBound(NamedTuple):
 
 
 @dataclasses.dataclass
-class _Search:
+class _MeanSearch:
     """The search for a step of each group, with radii that shrink until the step raises L1."""
 
     model: _Model
@@ -166,7 +166,7 @@ class _Search:
     least: Float[np.ndarray, " G"]
 
     @classmethod
-    def of(cls, model: _Model, placed: Placed, precision: Tolerances) -> "_Search":
+    def of(cls, model: _Model, placed: Placed, precision: Tolerances) -> "_MeanSearch":
         """The search at these means; groups whose decrement is below the tolerance stay."""
         groups = len(model.values)
         size = model.length(placed.means.reshape(groups, -1))

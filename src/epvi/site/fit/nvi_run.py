@@ -13,7 +13,7 @@ from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
-from epvi.site.derivatives.expansion import PARTS, ROWS_PER_PART, TALL, Around, Taylor, expand, taylors
+from epvi.site.derivatives.expansion import PARTS, ROWS_PER_PART, TALL, Around, Taylor, expand, sizes_of_parts, taylors
 from epvi.site.derivatives.prior_part import PriorShare
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.derivatives.subsamples import uniform
@@ -115,7 +115,8 @@ class Fitting:
         """The same fit on subsamples of increasing size, and finally on all rows."""
         n, d = self.subposterior.num_rows, self.subposterior.dim
         works = []
-        for size in part_sizes(n, first_part(d, self.subposterior.programs.target.terms)):
+        target = self.subposterior.programs.target
+        for size in part_sizes(n, first_part(d, target.terms, target.bundle)):
             thinned = self.subposterior.thinned(size, rng)
             sweeps = dataclasses.replace(self.sweeps, subposterior=thinned)
             precision = self.precision._replace(tolerance=NEAR_ENOUGH) if works else self.precision
@@ -165,7 +166,7 @@ class Fitting:
 
     @property
     def _is_tall(self) -> bool:
-        return self.subposterior.num_rows >= TALL
+        return self.subposterior.num_rows * self.subposterior.programs.target.bundle >= TALL
 
     def _some(self, modes: Modes, starts: np.ndarray) -> Modes:
         """Check that there is a mode; refuse if no start has a finite log density with finite derivatives."""
@@ -218,9 +219,11 @@ class Fitting:
 
     def _near(self, centres: np.ndarray, wholes: list[Taylor], rng: np.random.Generator) -> list[Around] | None:
         """Taylor expansions of a tall shard; None if a few rows, which subsamples may lack, dominate the Hessian."""
-        if not self._is_tall:
+        bundle = self.subposterior.programs.target.bundle
+        sizes = [ROWS_PER_PART] if bundle == 1 else sizes_of_parts(self.subposterior.num_rows, bundle=bundle)
+        if not self._is_tall or not sizes:
             return None
-        made = expand(centres, wholes, uniform(self.subposterior, ROWS_PER_PART, PARTS, rng))
+        made = expand(centres, wholes, uniform(self.subposterior, sizes[0], PARTS, rng))
         return made if all(around.is_alike for around in made) else None
 
     def finished(self, components: Components, drawn: Drawn, flat: Status | None) -> LocalFit:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import logsumexp
 
+from epvi.gaussian.matrices import positive_definite
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import WHOLE
@@ -41,6 +42,8 @@ _FEWER_DRAWS, _LEAST_DRAWS = 4, 16
 # that the Hessians of parts and of all rows differ by less than a factor of two, by the Marchenko-Pastur law), and at
 # most 512 in each part, as on a shard with many rows. Judgement.
 _SHARE_OF_ROWS, _ROWS_PER_PARAMETER, _MOST_PER_PART = 8, 16, 512
+# The same for bundles of groups: a share of them, at least so many in each part.
+_SHARE_OF_BUNDLES, _LEAST_BUNDLES = 2, 2
 # A remainder with a larger average standard error, in nats, is computed from all rows. Judgement: it is compared with
 # half a nat.
 _CERTAIN = 0.1
@@ -121,7 +124,7 @@ class RegularShards:
         sub, d = self.subposteriors, self.subposteriors.dim
         if d > MOST_ON_TALL:
             return self._by_gradients(rngs)
-        first = first_part(d, sub.programs.target.terms)
+        first = first_part(d, sub.programs.target.terms, sub.programs.target.bundle)
         steps = [part_sizes(int(n), first) for n in sub.sizes]
         count, ends = sub.num_shards, _unknown(sub)
         for i in range(max(map(len, steps))):
@@ -139,7 +142,7 @@ class RegularShards:
             self._search(ends, sub, plain, plain, self.precision)
         rest = np.array([m for m in range(count) if steps[m] and ends.good[m]], int)
         for tall in (False, True):
-            some = rest[(sub.sizes[rest] >= TALL) == tall]
+            some = rest[(sub.sizes[rest] * sub.programs.target.bundle >= TALL) == tall]
             if len(some):
                 self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
         return ends
@@ -177,7 +180,9 @@ class RegularShards:
         starts = np.tile(scaled_starts(self.starts)[:k], (len(shards), 1))
         found = self._climbed(sub, np.repeat(own, k), starts, precision, _MOST_STEPS)
         points = found.points.reshape(-1, k, d)
-        fine = np.all((found.converged & found.concave).reshape(-1, k), axis=1)
+        # With group effects integrated out, the density is concave near the mode only: a scale has flat tails.
+        concave = found.concave if sub.programs.target.bundle == 1 else positive_definite(-found.hessian)
+        fine = np.all((found.converged & concave).reshape(-1, k), axis=1)
         one = Climbed(*(part.reshape(-1, k, *part.shape[1:])[:, 0] for part in found))
         with np.errstate(all="ignore"):
             away = points - points[:, :1]
@@ -252,9 +257,17 @@ class RegularShards:
         """Log densities at the draws, and their average standard errors."""
         sub, d = self.subposteriors, self.subposteriors.dim
         sizes = sub.sizes[shards]
-        per_part = np.clip(sizes // (PARTS * _SHARE_OF_ROWS), -(-_ROWS_PER_PARAMETER * d // PARTS), _MOST_PER_PART)
+        bundle, part = sub.programs.target.bundle, _SHARE_OF_ROWS
+        least, most = -(-_ROWS_PER_PARAMETER * d // PARTS), _MOST_PER_PART
+        if bundle > 1:
+            part, least, most = (
+                _SHARE_OF_BUNDLES,
+                max(least // bundle, _LEAST_BUNDLES),
+                max(most // bundle, _LEAST_BUNDLES),
+            )
+        per_part = np.clip(sizes // (PARTS * part), least, max(most, least))
         values, doubt = np.full(theta.shape[:2], np.nan), np.zeros(len(shards))
-        sampled = np.flatnonzero(_SHARE_OF_ROWS * PARTS * per_part <= sizes)
+        sampled = np.flatnonzero(part * PARTS * per_part <= sizes)
         if len(sampled):
             some = Taylors(*(part[sampled] for part in dataclasses.astuple(at)))
             made = expand_together(sub, shards[sampled], some, per_part[sampled], rngs)

@@ -44,8 +44,20 @@ class Target:
     terms: int = 1
     # Whether the prior is proper, as far as that is known.
     proper: bool = True
+    # How many of the user's rows one row of this target has places for: more than one where group effects are
+    # integrated out, and a row is a bundle of groups.
+    bundle: int = 1
+    # Name of the column with the number of these rows; None if each row of the target is one of the user's.
+    counted: str | None = None
+    # Where group effects are integrated out: the function of φ and a block that gives the moments of the effects given
+    # φ (see `site/derivatives/conditional.py`); otherwise None.
+    conditional: Callable[[Float[AnyArray, " d"], Block], tuple] | None = None
     # Programs compiled by `check`, by the number of rows.
     tries: dict[int, Callable] = dataclasses.field(default_factory=dict, repr=False)
+
+    def num_rows(self, rows: Mapping[str, np.ndarray]) -> int:
+        """How many rows of the user these are."""
+        return int(np.sum(rows[self.counted])) if self.counted else len(next(iter(rows.values())))
 
     def check(self, rows: Mapping[str, np.ndarray]) -> None:
         """Refuse a model whose subposteriors would not multiply to its posterior, tested on the first rows."""

@@ -84,6 +84,8 @@ class FitPlan:
     made_of: Provenance
     # Key of the hash of the rows.
     hash_key: str = ""
+    # How many of the user's rows one row has places for (see `Target`).
+    bundle: int = 1
 
     def keys(self, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array]:
         """The random key that all shards share, and those of some shards."""
@@ -162,7 +164,7 @@ def fit_regular(
     if np.any(shares == 0):
         return [None] * len(parts)
     window = block_size(programs, columns, sum(sizes), 1)
-    windows = Windows.of(np.array(sizes), window, max(sizes))
+    windows = Windows.of(np.array(sizes), window, max(sizes), programs.target.bundle)
     subposteriors = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)), report=report)
     inference = plan.inference.settled(subposteriors.dim, parts[0].num_shards)
     common, keys = plan.keys(parts)
@@ -185,7 +187,7 @@ def _shard_fit(
         num_shards=part.num_shards,
         label=part.label,
         prior=part.prior,
-        num_rows=len(next(iter(columns.values()))),
+        num_rows=programs.target.num_rows(columns),
         status=made.status,
         history=made.history,
         elbo=made.elbo,

@@ -25,7 +25,9 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.score import Answers, Asking, answers_of_many, by_expansions, checked, finite, scores_of
+from epvi.site.tasks.answers import Answers, Asking, checked, finite, scores_of
+from epvi.site.tasks.answers_expanded import by_expansions
+from epvi.site.tasks.score import answers_of_many
 from epvi.site.tasks.score_many import ManyParameters, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
@@ -54,12 +56,12 @@ def answer_together(
     if draws.form is not WHOLE:
         return None
     window = block_size(programs, columns, num_rows, 1)
-    windows = Windows.of(np.array(sizes), window, max(sizes))
+    windows = Windows.of(np.array(sizes), window, max(sizes), programs.target.bundle)
     shares = np.array([float(part.prior) for part in parts])
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         answers = None
-        if not asking.exact and asking.sizes(num_rows, draws):
+        if not asking.exact and asking.sizes(num_rows, draws, programs.target.bundle):
             prior = sum((part.prior for part in parts), Fraction(0))
             batch = Subposterior.of(programs, columns, prior, asking.rows_per_block)
             answers = _estimated(each, batch, draws, parts[0].shard, asking, known)
@@ -69,11 +71,12 @@ def answer_together(
             answers = answers_of_many(ManyParameters(each, own, draws, shards, shares, asking.exact))
         answers = [checked(one) for one in (answers or _by_all_rows(each, draws))]
     seconds = time.perf_counter() - start
-    efforts = [(int(each.passes[m]), seconds * size / num_rows) for m, size in enumerate(sizes)]
-    return [
-        scores_of(programs, size, draws, part, asking, answer, effort)
-        for part, size, answer, effort in zip(parts, sizes, answers, efforts, strict=True)
-    ]
+    scores = []
+    for m, (part, begin, size, answer) in enumerate(zip(parts, windows.bounds[:-1], sizes, answers, strict=True)):
+        effort = int(each.passes[m]), seconds * size / num_rows
+        count = programs.target.num_rows({name: column[begin : begin + size] for name, column in columns.items()})
+        scores.append(scores_of(programs, count, draws, part, asking, answer, effort))
+    return scores
 
 
 def _estimated(
@@ -92,7 +95,8 @@ def _estimated(
 def _by_all_rows(each: Subposteriors, draws: Draws) -> list[Answers]:
     """The answers with all rows of every shard at every draw."""
     count, shards, d = each.num_shards, np.arange(each.num_shards), each.dim
-    at_once = max(_MOST_VALUES // each.windows.block, _LEAST_AT_ONCE)
+    block = each.windows.block * each.programs.target.bundle
+    at_once = max(_MOST_VALUES // block, _LEAST_AT_ONCE)
     pieces = [draws.theta[i : i + at_once] for i in range(0, len(draws.theta), at_once)]
     values = [each.value(np.broadcast_to(theta, (count, *theta.shape)), shards) for theta in pieces]
     scores = finite(np.concatenate(values, axis=1))

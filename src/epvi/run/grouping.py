@@ -1,0 +1,122 @@
+"""Integrate group effects out of a fit: find them in the model, and deal whole groups to shards.
+
+Takes a model and its rows; gives the model of bundles of groups (`site/derivatives/integrated.py`), the bundles and
+their split into shards, or None if the model is fitted as it is. After the fit the effects are put back.
+"""
+
+import dataclasses
+import heapq
+from fractions import Fraction
+
+import jax
+import numpy as np
+from jaxtyping import Int
+
+from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
+from epvi.hub.posterior.effects import Effects
+from epvi.hub.posterior.posterior import Posterior
+from epvi.parameters.group_effects import GroupEffects
+from epvi.parameters.space import Space
+from epvi.site.derivatives.conditional import conditional_moments
+from epvi.site.derivatives.expansion import TALL
+from epvi.site.derivatives.group_effects import find_effects
+from epvi.site.derivatives.integrated import IntegratedModel
+from epvi.site.derivatives.passes import Programs, programs_of
+from epvi.site.derivatives.subposterior import Subposterior
+from epvi.site.model.model import Model
+from epvi.site.rows.bundles import Bundles, bundle, size_of_bundles
+from epvi.site.rows.columns import Columns, generator
+from epvi.site.rows.split import Split
+
+# With many rows, draws are scored on subsamples of bundles: effects are integrated out if there are at least so many
+# groups, or so few rows that all can be used. Judgement.
+_ENOUGH_GROUPS = 128
+# Rows that are checked at a time. Judgement.
+_ROWS_AT_ONCE = 2**14
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Grouped:
+    """A fit with group effects integrated out."""
+
+    model: IntegratedModel
+    columns: Columns
+    split: Split
+    effects: GroupEffects
+    # The space of all parameters.
+    space: Space
+    # Places for rows in a bundle.
+    size: int
+
+    def put_back(self, posterior: Posterior) -> Posterior:
+        """The posterior of all parameters, from that of all but the group effects."""
+        centre = np.asarray(posterior.mixture.mean())
+        target = programs_of(self.model, self.columns).target
+        found = conditional_moments(target, self.columns, centre, self.effects.num_levels)
+        return posterior.with_effects(self.space, Effects(self.effects, centre, **found._asdict()))
+
+
+def grouped(
+    model: Model, programs: Programs, columns: Columns, split: Split, deal: bool, key: jax.Array
+) -> Grouped | None:
+    """The fit with group effects integrated out, if the model has any that can be.
+
+    With `deal` whole groups are dealt to shards; otherwise the split stays as it is, and no group may be divided by it.
+    """
+    found = find_effects(model, programs.target, columns)
+    if found is None:
+        return None
+    try:
+        Subposterior.of(programs, columns, Fraction(1), _ROWS_AT_ONCE).refuse_outside()
+    except EpviError:
+        # The fit of the shard that has such rows says so.
+        return None
+    effects, codes = found.effects, found.codes
+    levels, counts = np.unique(codes, return_counts=True)
+    if len(levels) < split.num_shards or (len(levels) < _ENOUGH_GROUPS and len(codes) >= TALL):
+        return None
+    owner = _dealt(counts, split.num_shards, key) if deal else _owners(codes, levels, split)
+    if owner is None:
+        return None
+    of_level = np.zeros(effects.num_levels, np.int64)
+    of_level[levels] = owner
+    size = size_of_bundles(counts)
+    parts = []
+    for m in range(split.num_shards):
+        rows = np.flatnonzero(of_level[codes] == m)
+        parts.append(bundle(codes[rows], rows, size))
+    whole = Bundles.joined(parts)
+    ends = np.cumsum([len(part.rows) for part in parts])
+    sizes = np.diff([0, *ends])
+    slices = tuple(slice(int(b - n), int(b)) for b, n in zip(ends, sizes, strict=True))
+    logger.info("%d groups are integrated out: %s", len(levels), ", ".join(effects.names))
+    made = IntegratedModel(model, effects)
+    bundled = Split(slices, sizes, split.labels)
+    return Grouped(made, whole.columns(columns), bundled, effects, programs.target.space, size)
+
+
+def _dealt(counts: Int[np.ndarray, " g"], num_shards: int, key: jax.Array) -> Int[np.ndarray, " g"]:
+    """The shard of each group: groups by size, in random order among equals, each to the shard with fewest rows."""
+    rng = generator(key)
+    mixed = rng.permutation(len(counts))
+    order = mixed[np.argsort(-counts[mixed], kind="stable")]
+    # The second entry is the number of groups: shards without rows yet come first.
+    loads = [(0, m) for m in range(num_shards)]
+    owner = np.zeros(len(counts), np.int64)
+    for g in order:
+        rows, m = heapq.heappop(loads)
+        owner[g] = m
+        heapq.heappush(loads, (rows + int(counts[g]), m))
+    return owner
+
+
+def _owners(codes: np.ndarray, levels: np.ndarray, split: Split) -> Int[np.ndarray, " g"] | None:
+    """The shard of each group under a given split; None if the split divides a group."""
+    shard = np.zeros(len(codes), np.int64)
+    for m, rows in enumerate(split.shards):
+        shard[rows] = m
+    first = shard[np.unique(codes, return_index=True)[1]]
+    of_level = np.zeros(int(np.max(levels)) + 1, np.int64)
+    of_level[levels] = first
+    return first if np.array_equal(of_level[codes], shard) else None

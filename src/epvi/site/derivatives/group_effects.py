@@ -1,0 +1,216 @@
+"""Finds the group effects of a model: latent variables of which every row uses one level's.
+
+Takes a target and rows; gives the effects z of one factor that can be integrated out group by group, or None. Rows read
+them by an index that depends on the rows alone, as in `a[g]`, `(mu + s * z)[g]` or `intercept[g] + slope[g] * x`, and
+given the other parameters φ the levels are independent in the prior. Nothing is declared by the user: both are read off
+the jaxprs of the two densities, and checked on numbers.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Int
+
+from epvi.ground.compiled import Held, kept, number_of
+from epvi.ground.float64 import promotion_allowed
+from epvi.parameters.group_effects import GroupEffects
+from epvi.parameters.space import Space
+from epvi.site.derivatives.by_level import Places, needed_steps, trace_by_level
+from epvi.site.derivatives.flat_program import Program, flattened
+from epvi.site.model.model import Model
+from epvi.site.model.target import Target
+
+# Fewest levels: with fewer effects, a Gaussian over all parameters together is as good, and costs less. Judgement.
+_LEAST_LEVELS = 20
+# Most effects of one level: the nodes of the integral are a grid over them. Judgement: 125 nodes for three.
+_MOST_PER_LEVEL = 3
+# Most other parameters, whose Hessian needs one direction each. Judgement.
+_MOST_SHARED = 32
+# Rows on which the densities by level are compared with those of the model, and largest relative difference. Judgement:
+# they do the same arithmetic, in another order of summation.
+_ROWS_TO_TRY, _SAME = 64, 1e-9
+# Rows whose levels are computed at a time. Judgement.
+_ROWS_AT_ONCE = 2**14
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class FoundEffects:
+    """Group effects, and the level of every row."""
+
+    effects: GroupEffects
+    codes: Int[np.ndarray, " N"]
+
+
+class Gather(NamedTuple):
+    """A place in the likelihood where rows read entries of a function of θ."""
+
+    # G, the number of entries.
+    levels: int
+    # The parameters with so many entries that the function depends on.
+    names: frozenset[str]
+    # Number of the indices in the program, and their column that is along the levels.
+    indices: int
+    column: int
+
+
+class EffectSearch(Held):
+    """Looks for group effects of one target; what it finds out about the model holds for all rows of one kind."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._gathers: tuple[list[Gather], Any] | None = None
+        # Whether parameters are effects that can be integrated out, by parameters.
+        self._known: dict[GroupEffects, bool] = {}
+
+    @property
+    def num_programs(self) -> int:
+        """The program that gives the levels of rows."""
+        return 0 if self._gathers is None or self._gathers[1] is None else number_of(self._gathers[1])
+
+    def find(self, rows: Mapping[str, np.ndarray]) -> FoundEffects | None:
+        """The factor with most effects that can be integrated out, if there is one."""
+        target, space = self.target, self.target.space
+        big = any(max(one.flat_shape, default=0) >= _LEAST_LEVELS for one in space.parameters)
+        if not big or target.log_joint is not None or space.exchangeable or not target.proper:
+            return None
+        with jax.enable_x64(True):
+            for found in self._candidates(rows):
+                if np.any((found.codes < 0) | (found.codes >= found.effects.num_levels)):
+                    continue
+                if found.effects not in self._known:
+                    self._known[found.effects] = _can_be_integrated(target, found, rows)
+                if self._known[found.effects]:
+                    return found
+        return None
+
+    def _candidates(self, rows: Mapping[str, np.ndarray]) -> list[FoundEffects]:
+        """Parameters that rows read by one index only, those with most effects first."""
+        groups: list[tuple[int, np.ndarray, set[str]]] = []
+        for gather, codes in self._codes(rows):
+            for levels, known, together in groups:
+                if gather.levels == levels and np.array_equal(codes, known):
+                    together |= gather.names
+                    break
+            else:
+                groups.append((gather.levels, codes, set(gather.names)))
+        made, space = [], self.target.space
+        for i, (levels, codes, names) in enumerate(groups):
+            elsewhere = any(names & others for j, (_, _, others) in enumerate(groups) if j != i)
+            chosen = tuple(p.name for p in space.parameters if p.name in names)
+            size = sum(space.by_name[name].size for name in chosen)
+            axes = tuple(space.by_name[name].flat_shape.index(levels) for name in chosen)
+            few = size <= _MOST_PER_LEVEL * levels and space.dim - size <= _MOST_SHARED and size < space.dim
+            if few and not elsewhere and codes.ndim == 1:
+                made.append(FoundEffects(GroupEffects(chosen, axes, levels), codes))
+        return sorted(made, key=lambda one: -sum(space.by_name[name].size for name in one.effects.names))
+
+    def _codes(self, rows: Mapping[str, np.ndarray]) -> list[tuple[Gather, np.ndarray]]:
+        """The gathers, each with the index of every row."""
+        if self._gathers is None:
+            self._gathers = self._look(rows)
+        gathers, program = self._gathers
+        if program is None:
+            return []
+        num_rows, pieces = len(next(iter(rows.values()))), []
+        for start in range(0, num_rows, _ROWS_AT_ONCE):
+            block = {name: column[start : start + _ROWS_AT_ONCE] for name, column in rows.items()}
+            short = {name: np.resize(x, (_ROWS_AT_ONCE, *x.shape[1:])) for name, x in block.items()}
+            pieces.append([np.asarray(codes)[: num_rows - start] for codes in program(short)])
+        return list(zip(gathers, map(np.concatenate, zip(*pieces, strict=True)), strict=True))
+
+    def _look(self, rows: Mapping[str, np.ndarray]) -> tuple[list[Gather], Any]:
+        """The gathers of the likelihood, and the program that gives their indices for a block."""
+        theta = jax.ShapeDtypeStruct((self.target.space.dim,), np.float64)
+        shapes = {n: jax.ShapeDtypeStruct((_ROWS_AT_ONCE, *x.shape[1:]), x.dtype) for n, x in rows.items()}
+        program = flattened(self.target.log_likelihood, theta, shapes)
+        gathers = _gathers(program, self.target.space)
+
+        def indices(block: Mapping[str, Any]) -> list[Any]:
+            given = {number: block[name] for name, number in program.block.items()}
+            found = program.run(given, [gather.indices for gather in gathers])
+            return [one[..., gather.column] for one, gather in zip(found, gathers, strict=True)]
+
+        return gathers, jax.jit(indices) if gathers else None
+
+
+def find_effects(model: Model, target: Target, rows: Mapping[str, np.ndarray]) -> FoundEffects | None:
+    """The group effects of a model that can be integrated out, if it has any."""
+    signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
+    return kept((model.shared_key(), signature, "group effects"), lambda: EffectSearch(target)).find(rows)
+
+
+def _gathers(program: Program, space: Space) -> list[Gather]:
+    """Gathers by rows from functions of θ."""
+    nothing = np.zeros(len(space.parameters), bool)
+    # For each value: which parameters it depends on, and whether it depends on rows.
+    natures: dict[int, tuple[np.ndarray, bool]] = dict.fromkeys(program.block.values(), (nothing, True))
+    found: list[Gather] = []
+    for step in needed_steps(program):
+        inputs = [one for one in step.inputs if isinstance(one, int)]
+        known = [natures.get(one, (nothing, False)) for one in inputs]
+        which = np.logical_or.reduce([nothing, *(one for one, _ in known)])
+        if program.theta in inputs:
+            which = which | _sliced(step.equation, space)
+        natures.update(dict.fromkeys(step.outputs, (which, any(rows for _, rows in known))))
+        if step.equation.primitive.name == "gather" and len(inputs) == 2 and program.theta not in inputs:
+            (operand, of_rows), (index, by_rows) = known
+            if np.any(operand) and not of_rows and by_rows and not np.any(index):
+                found += _read(step, [p for p, used in zip(space.parameters, operand, strict=True) if used])
+    return found
+
+
+def _sliced(equation: Any, space: Space) -> np.ndarray:
+    """The parameters of which an operation reads θ; all of them if it is not a slice."""
+    if equation.primitive.name != "slice":
+        return np.ones(len(space.parameters), bool)
+    (start,), (stop,) = equation.params["start_indices"], equation.params["limit_indices"]
+    return np.array([one.start < stop and start < one.stop for one in space.slices.values()])
+
+
+def _read(step: Any, used: list[Any]) -> list[Gather]:
+    numbers, shape = step.equation.params["dimension_numbers"], step.equation.invars[0].aval.shape
+    found = []
+    for column, axis in enumerate(numbers.start_index_map):
+        names = frozenset(one.name for one in used if shape[axis] in one.flat_shape)
+        if shape[axis] >= _LEAST_LEVELS and names:
+            found.append(Gather(shape[axis], names, step.inputs[1], column))
+    return found
+
+
+def _can_be_integrated(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray]) -> bool:
+    """Whether levels are independent given φ in the prior, and the likelihood of a row depends on its level only."""
+    places = Places(found.effects.places(target.space), target.space.dim)
+    theta = jax.ShapeDtypeStruct((target.space.dim,), np.float64)
+    some = {name: column[:_ROWS_TO_TRY] for name, column in rows.items()}
+    prior = trace_by_level(lambda theta, _: target.log_prior(theta), theta, {}, places)
+    likelihood = trace_by_level(target.log_likelihood, theta, some, places)
+    if prior is None or likelihood is None or not prior.sums or not likelihood.gathered:
+        return False
+    return _agrees(target, places, some, found.codes[:_ROWS_TO_TRY])
+
+
+def _agrees(target: Target, places: Places, some: Mapping[str, np.ndarray], codes: np.ndarray) -> bool:
+    """Whether the densities by level are those of the model, with the levels in another order."""
+    rng = np.random.default_rng(0)
+    theta = 0.3 * rng.standard_normal(places.dim)
+    levels = rng.permutation(places.num_levels)
+    level = np.argsort(levels)[codes]
+
+    def both(theta: Any, levels: Any, level: Any, some: Any) -> Any:
+        z, phi = theta[places.effects][levels], theta[places.shared]
+        prior = trace_by_level(lambda theta, _: target.log_prior(theta), theta, {}, places)
+        likelihood = trace_by_level(target.log_likelihood, theta, some, places)
+        assert prior is not None
+        assert likelihood is not None
+        rest, terms = prior.run(z, phi, levels, {}, None)
+        found = likelihood.run(z, phi, levels, some, level)[0]
+        total = rest + sum(jnp.sum(term) for term in terms)
+        return (total, found), (target.log_prior(theta), target.log_likelihood(theta, some))
+
+    with promotion_allowed():
+        found, wanted = jax.jit(both)(theta, levels, level, some)
+    return all(np.allclose(a, b, rtol=_SAME, atol=_SAME) for a, b in zip(found, wanted, strict=True))

@@ -1,0 +1,211 @@
+"""A model with its group effects integrated out: a target over the other parameters φ, with bundles of groups as rows.
+
+Takes a model and its group effects (`group_effects.py`); gives a `Model` of the same kind, so that everything that fits
+and scores models works on it:
+
+    log p(bundle | φ) = Σ_g log ∫ Π_{i in g} p(row_i | z_g, φ) p(z_g | φ) dz_g
+
+over the groups g of the bundle. The prior of the effects is inside the integrals, at full power, because each group
+lies in one shard; the prior of φ, which shards share, is that of the target.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from epvi.ground.float64 import promotion_allowed
+from epvi.parameters.group_effects import GroupEffects
+from epvi.site.derivatives.by_level import LevelProgram, Places, trace_by_level
+from epvi.site.derivatives.integral import Joint, Nodes, joint_at, log_integrals, moments, nodes_about, nodes_of
+from epvi.site.model.model import Model
+from epvi.site.model.target import Block, Target
+from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL, PILOT
+
+# Rows of a group from which on the distribution of its effects is nearly Gaussian. Judgement.
+_MANY_ROWS = 100
+
+
+class IntegratedModel(Model):
+    """A model whose rows are bundles of groups, with the groups' effects integrated out."""
+
+    def __init__(self, base: Model, effects: GroupEffects) -> None:
+        self.base, self.effects = base, effects
+        self.name, self.fixed = base.name, base.fixed
+
+    def takes(self, name: str) -> bool:
+        """Whether the model of rows has an argument of this name that is not fixed."""
+        return self.base.takes(name)
+
+    def columns(self, names: Any) -> None:
+        """Accept all columns: those of the rows were checked."""
+
+    def parts(self) -> tuple:
+        """Everything that defines the model, for its hash."""
+        return "integrated", *self.base.parts(), dataclasses.astuple(self.effects)
+
+    def on(self, rows: Mapping[str, np.ndarray]) -> Target:
+        """The target for bundles with these columns."""
+        return self.marginal(rows).target()
+
+    def marginal(self, rows: Mapping[str, np.ndarray]) -> "Marginal":
+        """The marginal likelihood for bundles with these columns."""
+        flat = {name: column.reshape(-1, *column.shape[2:]) for name, column in own(rows).items()}
+        base = self.base.on(flat)
+        places = Places(self.effects.places(base.space), base.space.dim)
+        return Marginal(base, self.effects, places, rows[LOCAL].shape[1])
+
+
+def own(block: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of the rows themselves."""
+    return {name: column for name, column in block.items() if name not in (LOCAL, COUNT, LEVELS, PILOT)}
+
+
+class Groups:
+    """The groups of a block of bundles: where their rows are."""
+
+    def __init__(self, block: Block) -> None:
+        local, levels = jnp.asarray(block[LOCAL]), jnp.asarray(block[LEVELS])
+        self.bundles, self.places = local.shape
+        self.width = levels.shape[1]
+        # Absent groups have the number of some level, and no rows.
+        self.present = jnp.reshape(levels >= 0, -1)
+        self.levels = jnp.reshape(jnp.maximum(levels, 0), -1)
+        self.local = local
+        first = self.width * jnp.arange(self.bundles, dtype=local.dtype)
+        # The group of each row among all of the block.
+        self.level = jnp.reshape(local + first[:, None], -1)
+        self.used = jnp.arange(self.places)[None] < jnp.asarray(block[COUNT])[:, None]
+        # Moments of the groups' effects given φ near some φ₀, if they are known.
+        self.pilot = jnp.asarray(block[PILOT]).astype(float) if PILOT in block else None
+        self.rows = {name: jnp.reshape(jnp.asarray(x), (-1, *x.shape[2:])) for name, x in own(block).items()}
+
+    @property
+    def num_rows(self) -> int:
+        """Places for rows, of all bundles."""
+        return self.bundles * self.places
+
+    @property
+    def num_groups(self) -> int:
+        """Groups of all bundles, and room for absent ones."""
+        return self.bundles * self.width
+
+    @property
+    def many(self) -> bool:
+        """Whether groups have many rows each."""
+        return self.places >= _MANY_ROWS * self.width
+
+    def summed(self, rows: Any) -> Any:
+        """Sums over the rows of each group, (groups,), in float64 if that is enabled."""
+        used = jnp.where(self.used, jnp.reshape(rows, self.used.shape).astype(float), 0.0)
+        if self.width == 1:
+            return jnp.sum(used, axis=1)
+        return jax.ops.segment_sum(jnp.reshape(used, -1), self.level, self.num_groups, indices_are_sorted=True)
+
+
+@dataclasses.dataclass(eq=False)
+class Marginal:
+    """The likelihood of bundles with the groups' effects integrated out."""
+
+    base: Target
+    effects: GroupEffects
+    places: Places
+    # Places for rows in a bundle.
+    size: int
+
+    def target(self) -> Target:
+        """The target over φ."""
+        return Target(
+            self.effects.shared_space(self.base.space),
+            functools.partial(self._shared_prior, self.prior),
+            functools.partial(self._shared_prior, self.prior_again),
+            self.log_likelihood,
+            None,
+            lambda block: {},
+            terms=self.base.terms * self.size,
+            proper=self.base.proper,
+            bundle=self.size,
+            counted=COUNT,
+            conditional=self.conditional,
+        )
+
+    @functools.cached_property
+    def prior(self) -> LevelProgram:
+        """The log prior by level."""
+        return self._traced(lambda theta, _: self.base.log_prior(theta), np.dtype(np.float64), {})
+
+    @functools.cached_property
+    def prior_again(self) -> LevelProgram:
+        """The same from another number of example rows."""
+        return self._traced(lambda theta, _: self.base.log_prior_again(theta), np.dtype(np.float64), {})
+
+    def _traced(self, function: Any, dtype: Any, shapes: Mapping[str, Any]) -> LevelProgram:
+        theta = jax.ShapeDtypeStruct((self.places.dim,), dtype)
+        with jax.enable_x64(True):
+            made = trace_by_level(function, theta, shapes, self.places)
+        assert made is not None, "group effects were found in a model that has none"
+        return made
+
+    def _shared_prior(self, program: LevelProgram, phi: Any) -> Any:
+        """Log p(φ), without the effects' part."""
+        nothing = jnp.zeros((1, self.places.per_level), phi.dtype)
+        return program.run(nothing, phi, jnp.zeros(1, jnp.int32), {}, None)[0]
+
+    def log_likelihood(self, phi: Any, block: Block) -> Any:
+        """The log likelihood of each bundle, with the effects of its groups integrated out."""
+        with promotion_allowed():
+            groups = Groups(block)
+            joint, nodes = self.at(phi, groups)
+            found = jnp.where(groups.present, log_integrals(joint, nodes), 0.0)
+            return jnp.sum(jnp.reshape(found, (groups.bundles, groups.width)), axis=1)
+
+    def at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
+        """The joint density of each group and its effects, and the nodes over these."""
+        program = self._likelihood(groups, phi.dtype)
+
+        def prior(phi: Any, z: Any) -> Any:
+            terms = self.prior.run(z, phi.astype(float), groups.levels, {}, None)[1]
+            return functools.reduce(jnp.add, terms)
+
+        def joint(phi: Any, z: Any) -> Any:
+            rows = program.run(z.astype(phi.dtype), phi, groups.levels, groups.rows, groups.level)[0]
+            return groups.summed(rows) + prior(phi, z)
+
+        fixed = jax.lax.stop_gradient(phi)
+        if groups.pilot is not None:
+            return functools.partial(joint, phi), self._foreseen(fixed.astype(float), groups)
+        start = jnp.zeros((groups.num_groups, self.places.per_level))
+        nodes = nodes_of(functools.partial(joint, fixed), functools.partial(prior, fixed), start, groups.many)
+        return functools.partial(joint, phi), nodes
+
+    @functools.cached_property
+    def conditional(self) -> Any:
+        """The function of φ and a block that gives slopes and values of the moments of the groups' effects given φ."""
+
+        def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
+            with promotion_allowed():
+                joint, nodes = self.at(phi, Groups(block))
+                made = moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
+            return made, made
+
+        return jax.jit(jax.jacfwd(conditional, has_aux=True))
+
+    def _foreseen(self, phi: Any, groups: Groups) -> Nodes:
+        """The nodes from moments that are known near φ, without a search for the modes."""
+        s, p = self.places.per_level, phi.shape[0]
+        t = s * (s + 1) // 2
+        assert groups.pilot is not None
+        flat = jnp.reshape(groups.pilot, (groups.num_groups, -1))
+        delta = phi - flat[:, :p]
+        mean, root, mean_slope, root_slope = jnp.split(flat[:, p:], np.cumsum([s, t, s * p]), axis=1)
+        mean = mean + jnp.sum(jnp.reshape(mean_slope, (-1, s, p)) * delta[:, None], axis=2)
+        root = root + jnp.sum(jnp.reshape(root_slope, (-1, t, p)) * delta[:, None], axis=2)
+        return nodes_about(mean, root, groups.many)
+
+    def _likelihood(self, groups: Groups, dtype: Any) -> LevelProgram:
+        shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in groups.rows.items()}
+        return self._traced(self.base.log_likelihood, dtype, shapes)
