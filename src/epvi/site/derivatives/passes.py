@@ -215,7 +215,9 @@ class Programs(Held):
 
         return self._once(("finished", order, kind), jax.vmap(one))
 
-    def _add(self, order: Order, linked: Linked | Wide | None, total: Any, theta: Any, block: Any, weights: Any) -> Any:
+    def _add(
+        self, order: Order, linked: Linked | Wide | None, total: Any, theta: Any, block: Any, weights: Any
+    ) -> Any:
         return _added(total, self._sums_over(order, linked, theta, block, weights))
 
     def _over_rows(self, order: Order, theta: Any, block: Any, weights: Any) -> Any:
