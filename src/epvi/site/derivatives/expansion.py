@@ -33,6 +33,8 @@ _LEAST_BUNDLES_PER_PART, _MORE_BUNDLES, _PART_OF_BUNDLES = 1, 2, 2
 # Least number of rows of a "tall" shard, on which expansions are used: 8 times the rows of the subsamples, 32,768.
 # Below, a pass over all rows costs about as much. Judgement.
 TALL = 8 * PARTS * _ROWS_PER_PART
+# The same in the user's rows where rows are bundles of groups, each of which costs several times as much. Judgement.
+_TALL_BUNDLES = 2**11
 # Where the standard error is too large, subsamples are enlarged by this factor, which divides it by √8. Judgement.
 _MORE = 8
 # Largest ratio of the Hessians of the subsamples and of all rows in any direction; beyond it the subsamples lack
@@ -142,6 +144,11 @@ def expand(
         near = rows.prepared(centre)
         made.append(Around(centre, whole, near, [taylor for curve in curves for taylor in taylors(curve)]))
     return made
+
+
+def is_tall(num_rows: int, bundle: int) -> bool:
+    """Whether expansions are used on so many rows; `bundle` is that of the target."""
+    return num_rows >= TALL if bundle == 1 else num_rows * bundle >= _TALL_BUNDLES
 
 
 def sizes_of_parts(num_rows: int, share: float = 1.0, bundle: int = 1) -> list[int]:

@@ -21,7 +21,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.ground.verb import verb
-from epvi.site.derivatives.expansion import TALL, Around, Taylor, expand, in_batches, sizes_of_parts, taylors
+from epvi.site.derivatives.expansion import Around, Taylor, expand, in_batches, is_tall, sizes_of_parts, taylors
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
@@ -154,13 +154,15 @@ def scores_of(
 
 def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
     """Scores, derivatives and moments, by Taylor expansions where they are accurate enough."""
-    tall = subposterior.num_rows * subposterior.programs.target.bundle >= TALL and not asking.exact
+    tall = is_tall(subposterior.num_rows, subposterior.programs.target.bundle) and not asking.exact
     made = by_expansions(subposterior, draws, shard, asking) if tall else None
     return made if made is not None else _by_all_rows(subposterior, draws, asking)
 
 
 def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> Answers:
     """The answers with all rows at every draw."""
+    if len(draws.centres) == 1:
+        subposterior = subposterior.prepared(draws.centres[0])
     values = _finite(subposterior.value(draws.theta, _at_once(subposterior)))
     centres = _curve(subposterior, draws.centres, draws.form, asking.points_at_once)
     moments = None

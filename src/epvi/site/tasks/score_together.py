@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.structures import WHOLE
-from epvi.site.derivatives.expansion import TALL, Taylor
+from epvi.site.derivatives.expansion import Taylor, is_tall
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.passes import Programs
@@ -40,7 +40,7 @@ def answer_together(
 ) -> list[Scores] | None:
     """The scores of shards whose rows lie one after the other; `all_rows` is the number of rows of all shards."""
     start, num_rows = time.perf_counter(), sum(sizes)
-    if draws.form is not WHOLE or num_rows * programs.target.bundle < TALL or asking.exact:
+    if draws.form is not WHOLE or not is_tall(num_rows, programs.target.bundle) or asking.exact:
         return None
     window = block_size(programs, columns, num_rows, 1)
     windows = Windows.of(np.array(sizes), window, max(sizes), programs.target.bundle)
