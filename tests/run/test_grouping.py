@@ -1,5 +1,7 @@
 """Fits with group effects integrated out: against exact posteriors and NUTS, by any number of workers, and as files."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 import numpyro
@@ -125,6 +127,22 @@ def test_splits_that_divide_groups_are_fitted_jointly(normal):
     rows = {**{name: column[order] for name, column in rows.items()}, "site": np.sort(rows["g"]) // 15}
     whole = epvi.fit(epvi.Model(normal_groups(G)), rows, by="site", **settings)
     assert whole.effects is not None
+
+
+def test_levels_may_have_names_and_groups_any_size():
+    rows, _ = rows_of_groups(160, 25, binary=False, seed=4)
+    # Half of the rows in one group, many groups with few rows, and a level without any.
+    g = np.where(np.arange(160) < 80, 0, np.where(rows["g"] == 7, 8, rows["g"]))
+    names = [f"level {i:02d}" for i in range(25)]
+    table = epvi.Rows({"g": np.array(names)[g], "y": rows["y"]}, g="g", y="y", levels={"g": names})
+    model, settings = epvi.Model(normal_groups(25)), {"certify": False, "seed": 1}
+    named = epvi.fit(model, table, 2, executor=1, **settings)
+    with ThreadPoolExecutor(1) as executor:
+        coded = epvi.fit(model, {"g": g, "y": rows["y"]}, 2, executor=executor, **settings)
+    assert named.effects is not None
+    np.testing.assert_allclose(coded.effects.mean, named.effects.mean, rtol=1e-6)
+    # The level without rows has the prior's mean, mu.
+    np.testing.assert_allclose(named.effects.mean[7, 0], named.effects.centre[0], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def summarise(
         theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, found.weights - found.own])
     mean, sd = np.asarray(mixture.mean()), np.asarray(mixture.sd())
     if effects is not None:
-        mean, sd = _with_effects(effects, mixture, space, (mean, sd))
+        mean, sd = _with_effects(effects, mixture, space, (mean, sd), theta[num_samples:], weights[num_samples:])
         theta = effects.theta(space, theta, np.random.default_rng(key))
     constrained = space.constrain(theta)
     values = {parameter.name: constrained[parameter.name] for parameter in space.parameters}
@@ -99,7 +99,8 @@ def summarise(
         names += [f"{name}[{','.join(map(str, i))}]" if i else name for i in np.ndindex(value.shape[1:])]
         part = exact.get(name)
         known = _moments(of_one[:num_samples], weights[:num_samples]) if part is None else (mean[part], sd[part])
-        moved = _corrected(of_one[num_samples:], weights[num_samples:], *known)
+        done = part is not None and effects is not None and name in effects.which.names
+        moved = known if done else _corrected(of_one[num_samples:], weights[num_samples:], *known)
         means.append(moved[0])
         sds.append(moved[1])
         at.append(np.stack([_quantiles(column, weights, quantiles) for column in of_one.T]))
@@ -113,14 +114,18 @@ def summarise(
 
 
 def _with_effects(
-    effects: Effects, mixture: GaussianMixture, space: Space, known: tuple[np.ndarray, np.ndarray]
+    effects: Effects,
+    mixture: GaussianMixture,
+    space: Space,
+    known: tuple[np.ndarray, np.ndarray],
+    phi: Float[np.ndarray, "S p"],
+    signed: Float[np.ndarray, " S"],
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Means and sds of all parameters, from those of all but the group effects."""
+    """Means and sds of all parameters, from those of all but the group effects; only the latter are corrected."""
     places = effects.which.places(space)
     shared = np.setdiff1d(np.arange(space.dim), places)
-    nothing = np.zeros((0, mixture.dim)), np.zeros(0)
     made = []
-    for own, more in zip(known, effects.moments(mixture, *nothing), strict=True):
+    for own, more in zip(known, effects.moments(mixture, phi, signed), strict=True):
         whole = np.empty(space.dim)
         whole[shared], whole[places] = own, more
         made.append(whole)

@@ -45,6 +45,8 @@ _MORE, _SPARED = 4, 3
 # The same for a target whose rows are bundles of groups, in bundles: at least one in each part, enlarged by a factor of
 # two up to half of all bundles. Judgement: there may be only a few dozen of them.
 _LEAST_BUNDLES_PER_PART, _MORE_BUNDLES, _SPARED_BUNDLES = 1, 2, 2
+# `TALL` in the user's rows where rows are bundles of groups, each of which costs several times as much. Judgement.
+_TALL_BUNDLES = 2**11
 # Largest ratio of the Hessians of the subsamples and of all rows in any direction; beyond it the subsamples lack
 # influential rows, and the expansion is not used. Judgement.
 ALIKE = 2.0
@@ -168,6 +170,11 @@ def expand(
         near = dataclasses.replace(samples, together=samples.together.prepared(centre))
         made.append(Around(centre, whole, near, of_parts))
     return made
+
+
+def is_tall(num_rows: int, bundle: int) -> bool:
+    """Whether a fit uses expansions on so many rows; `bundle` is that of the target."""
+    return num_rows >= TALL if bundle == 1 else num_rows * bundle >= _TALL_BUNDLES
 
 
 def sizes_of_parts(num_rows: int, share: float = 1.0, d: int = 1, bundle: int = 1) -> list[int]:

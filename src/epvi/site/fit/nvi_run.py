@@ -13,7 +13,16 @@ from epvi.gaussian.structure import Structure
 from epvi.ground.errors import EpviError
 from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
-from epvi.site.derivatives.expansion import PARTS, ROWS_PER_PART, TALL, Around, Taylor, expand, sizes_of_parts, taylors
+from epvi.site.derivatives.expansion import (
+    PARTS,
+    ROWS_PER_PART,
+    Around,
+    Taylor,
+    expand,
+    is_tall,
+    sizes_of_parts,
+    taylors,
+)
 from epvi.site.derivatives.prior_part import PriorShare
 from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.derivatives.subsamples import uniform
@@ -166,7 +175,7 @@ class Fitting:
 
     @property
     def _is_tall(self) -> bool:
-        return self.subposterior.num_rows * self.subposterior.programs.target.bundle >= TALL
+        return is_tall(self.subposterior.num_rows, self.subposterior.programs.target.bundle)
 
     def _some(self, modes: Modes, starts: np.ndarray) -> Modes:
         """Check that there is a mode; refuse if no start has a finite log density with finite derivatives."""

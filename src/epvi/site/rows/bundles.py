@@ -52,7 +52,8 @@ class Bundles:
 
 def size_of_bundles(sizes: Int[np.ndarray, " G"]) -> int:
     """Places per bundle: as many as the largest group has rows, or a few times that if less is left over then."""
-    largest, total = int(np.max(sizes)), int(np.sum(sizes))
+    # At least two, so that a bundle is never a row.
+    largest, total = max(int(np.max(sizes)), 2), int(np.sum(sizes))
     tried = {}
     for times in (1, 2, 4):
         tried[times * largest] = len(_packed(sizes, times * largest)) * times * largest
