@@ -39,9 +39,9 @@ from epvi.wire.shard_fit import Part, ShardFit
 # Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
 # Least and most rows of a batch of shards that are fitted together, and the usual number of batches. Judgement: the
-# calls of a batch, about 0.1 s, cost as much as a few passes over 131,072 rows; two batches keep two workers busy even
+# calls of a batch, about 0.1 s, cost as much as a few passes over 262,144 rows; two batches keep two workers busy even
 # with fewer rows, and eight batches up to eight; with more rows there are more of them.
-_ROWS_PER_BATCH, _MOST_ROWS_PER_BATCH, _FEWEST_BATCHES, _USUAL_BATCHES = 2**17, 2**19, 2, 8
+_ROWS_PER_BATCH, _MOST_ROWS_PER_BATCH, _FEWEST_BATCHES, _USUAL_BATCHES = 2**18, 2**19, 2, 8
 # Worker processes that a shard may lose before it fails: after the second one, the shard itself is probably the cause.
 _MOST_DEATHS = 2
 
@@ -231,7 +231,7 @@ def shards_of(
     m = split.num_shards
     parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
     done = _already(work, job.plan, columns, parts, split)
-    _log_places(split, executor)
+    _log_places(split, job.plan.bundle, executor)
     if isinstance(executor, Executor):
         needed = [part for part in parts if job.keeps or part.shard not in done]
         held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
@@ -258,11 +258,12 @@ def shards_of(
         )
 
 
-def _log_places(split: Split, executor: Executor | int | None) -> None:
+def _log_places(split: Split, bundle: int, executor: Executor | int | None) -> None:
     where = type(executor).__name__ if isinstance(executor, Executor) else f"{size_of(executor)} workers of epvi's own"
     rows, least, most = int(np.sum(split.sizes)), int(np.min(split.sizes)), split.largest
     each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    logger.info("%s rows in %d shards of %s rows each, on %s", f"{rows:,}", split.num_shards, each, where)
+    what = "rows" if bundle == 1 else "bundles of groups"
+    logger.info("%s %s in %d shards of %s each, on %s", f"{rows:,}", what, split.num_shards, f"{each} {what}", where)
 
 
 def _log_loss(work: Work, group: Group, error: Exception) -> None:

@@ -7,7 +7,6 @@ matter, and those that matter most in every one of them. Estimates are unbiased 
 """
 
 import dataclasses
-import math
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -96,7 +95,7 @@ def _chances(influence: Float[np.ndarray, " N"], size: int) -> tuple[np.ndarray,
     relative = _UNIFORM + (1 - _UNIFORM) * influence
     is_sure = np.zeros(len(influence), bool)
     while True:
-        chances = relative * (size / math.fsum(relative[~is_sure]))
+        chances = relative * (size / float(np.sum(relative[~is_sure])))
         more = ~is_sure & (chances >= 1)
         if not np.any(more) or np.count_nonzero(~(is_sure | more)) < size:
             return np.where(is_sure, 1.0, np.minimum(chances, 1.0)), is_sure
