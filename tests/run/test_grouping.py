@@ -7,6 +7,7 @@ import numpy as np
 import numpyro
 import pytest
 from scipy.stats import norm
+from sentences import refused
 from some_groups import logistic_groups, normal_groups, rows_of_groups
 
 import epvi
@@ -107,9 +108,9 @@ def test_predictions_and_exports(normal):
 
 def test_what_it_cannot_do_is_refused(normal):
     _, posterior = normal
-    for refused in (posterior.ask, lambda: posterior.update(posterior.fits[0])):
+    for call in (posterior.ask, lambda: posterior.update(posterior.fits[0])):
         with pytest.raises(epvi.EpviError, match="group effects were integrated out"):
-            refused()
+            call()
 
 
 def test_any_number_of_workers_gives_the_same_bits(normal):
@@ -167,3 +168,10 @@ def test_logistic_groups_against_nuts(centred):
             # NUTS has an effective sample size of at least 1,500 here: four standard errors are 0.1 sds, and 7 %.
             assert abs(summary[label]["mean"] - column.mean()) < 0.1 * column.std(), label
             assert abs(summary[label]["sd"] / column.std() - 1) < 0.07, label
+
+
+def test_a_code_out_of_range_is_refused_with_the_users_row():
+    rows, _ = rows_of_groups(200, 24)
+    codes = rows["g"].copy()
+    codes[77] = 24
+    refused(lambda: epvi.fit(logistic_groups(24), {**rows, "g": codes}, 3), "g is 24 in row 78, but the model has 24")

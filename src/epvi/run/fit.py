@@ -87,6 +87,7 @@ def fit(
     model = model_of(sent)
     programs = programs_of(model, table.columns)
     programs.target.check(table.columns)
+    programs.refuse_codes(table.columns)
     made_of = provenance(model, programs, table)
     columns, integrated = table.columns, None
     if inference.fits_together:

@@ -27,6 +27,8 @@ from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
 from epvi.site.model.model import Model
 from epvi.site.model.target import Target
 
+# Rows whose codes are checked in one call. Judgement: it bounds the memory.
+_ROWS_AT_ONCE = 2**14
 # Number of rows on which linear predictors are searched for in float64. Judgement: few, since `is_wide` evaluates them.
 _ROWS_TO_LOOK = 8
 
@@ -147,6 +149,18 @@ class Programs(Held):
         if rows[first] < len(weights):
             raise EpviError(indices[first].refusal(begin + int(rows[first]), int(codes[first])))
 
+    def refuse_codes(self, columns: Mapping[str, np.ndarray]) -> None:
+        """The same for all rows of a table, before they are divided into shards: the row is then the user's."""
+        if not find_indices(self._program(_few(columns))):
+            return
+        n = len(next(iter(columns.values())))
+        size = min(n, _ROWS_AT_ONCE)
+        for start in range(0, n, size):
+            # The last block overlaps with the one before, so that all have the same shape.
+            begin = min(start, n - size)
+            block = {name: column[begin : begin + size] for name, column in columns.items()}
+            self.refuse_indices(block, np.ones(size), begin)
+
     def linked(self, block: Mapping[str, Any], order: Order = Order.FULL) -> Linked | Wide | None:
         """The linear predictors for blocks of this kind, if derivatives of this order can be computed through them."""
         kind = kind_of(block)
@@ -157,11 +171,7 @@ class Programs(Held):
 
     def _find_linked(self, block: Mapping[str, Any], kind: Kind) -> Linked | Wide | None:
         dtype = rows_dtype(kind)
-        few = {
-            name: np.resize(np.asarray(column[:_ROWS_TO_LOOK]), (_ROWS_TO_LOOK, *column.shape[1:]))
-            for name, column in block.items()
-        }
-        few = {name: column.astype(np.float64) if column.dtype.kind == "f" else column for name, column in few.items()}
+        few = _few(block)
         with jax.enable_x64(True):
             found = find_predictors(self._program(block))
             exact = None if found is None else find_predictors(self._program(few))
@@ -301,6 +311,13 @@ class Programs(Held):
             return prior.log_density(self.target, point)
 
         return _added(total, jax.vmap(order.derived(log_density))(theta))
+
+
+def _few(block: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The first rows of a block, in float64."""
+    size = _ROWS_TO_LOOK
+    few = {name: np.resize(np.asarray(x[:size]), (size, *x.shape[1:])) for name, x in block.items()}
+    return {name: x.astype(np.float64) if x.dtype.kind == "f" else x for name, x in few.items()}
 
 
 def _slices(window: Mapping[str, Any], start: Any, size: int) -> dict[str, Any]:
