@@ -4,6 +4,7 @@ import argparse
 import csv
 import re
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 
@@ -61,7 +62,7 @@ def groups(axes: Axes, lines: list[dict[str, str]]) -> None:
     finished(axes, "upper right")
 
 
-def finished(axes: Axes, corner: str) -> None:
+def finished(axes: Axes, corner: Literal["upper left", "upper right"]) -> None:
     """From a tenth of a second on, with plain numbers."""
     axes.set_ylim(0.1, 50)
     for axis in (axes.xaxis, axes.yaxis):
