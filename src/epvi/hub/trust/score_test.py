@@ -5,7 +5,8 @@ of their outer products (the empirical Fisher information), and the Hessian H_m.
 parameters, g_m = H_m H⁻¹ Σ g up to sampling noise, where H = Σ H_m and −H⁻¹ Σ g is the Newton step to the mode. This
 holds for misspecified models, and for shards with too few rows to be fitted alone. The covariance of the noise is
 estimated twice, from all rows (right when rows are dealt out at random) and from the shard's own rows (right for sites
-whose columns vary more than others'); a shard is flagged when both tests reject.
+whose columns vary more than others'), and in every direction the larger variance counts. A single row with a rare
+category or a far count then adds about 1 to the statistic, however far it is: its own square is in the variance.
 """
 
 import dataclasses
@@ -20,11 +21,8 @@ from epvi.gaussian.structures import WHOLE, form_of
 # Significance level for all shards together. Judgement: heavy-tailed or rare rows make the asymptotic p-values too
 # small, while a real fault (wrong units, swapped labels) gives p-values smaller by many orders of magnitude.
 _FALSE_ALARMS = 1e-5
-# Directions in which the variance of a shard's scores is below this part of that of all rows are left out: the inverse
-# would be rounding noise. Judgement.
-_LEAST = 1e-6
-# The same for all rows: directions in which the scores of all rows have less than this part of the largest variance.
-# Judgement: rounding errors of float64 are below it.
+# Directions in which the scores of all rows have less than this part of the largest variance are left out. Judgement:
+# rounding errors of float64 are below it.
 _NO_VARIANCE = 1e-12
 
 
@@ -63,9 +61,12 @@ def agreement(
         # The mode depends on this shard as well, which reduces the variance of its score by n/N.
         away, spread = root.T @ gradient, n * (1 - n / total)
         by_all = float(chdtrc(len(away), float(away @ away) / spread)) if spread > 0 else 1.0
-        # A shard is flagged only if both tests reject.
-        own = _by_its_own(away, root.T @ product @ root, float(n), n / total) if count * by_all < 1 else 1.0
-        p.append(min(1.0, count * max(by_all, own)))
+        # The larger variances only raise the p-value: where it is large already, they are not needed.
+        p.append(
+            min(1.0, count * _p_value(away, root.T @ product @ root, float(n), n / total))
+            if count * by_all < 1
+            else 1.0
+        )
     return _flagged(tuple(p))
 
 
@@ -100,16 +101,16 @@ def _flagged(p: tuple[float, ...]) -> Agreement:
     return Agreement(p, [m for _, m in worst])
 
 
-def _by_its_own(away: np.ndarray, product: np.ndarray, num_rows: float, share: float) -> float:
-    """The p-value of Hotelling's T² with the covariance of the shard's own scores; 1 where its rows are too few."""
-    spread = 0.5 * (product + product.T) - np.outer(away, away) / num_rows
-    if positive_definite((spread - _LEAST * num_rows * np.eye(len(away)))[None])[0]:
-        dof, square = len(away), float(np.sum((WHOLE.inverse_root(spread) @ away) ** 2))
-    else:
-        shares, vectors = np.linalg.eigh(spread)
-        used = shares > _LEAST * num_rows
-        dof, square = int(np.count_nonzero(used)), float(np.sum((vectors.T @ away)[used] ** 2 / shares[used]))
-    if dof == 0 or num_rows <= dof + 1:
+def _p_value(away: Float[np.ndarray, " r"], product: Float[np.ndarray, "r r"], num_rows: float, share: float) -> float:
+    """The p-value of Hotelling's T² with the larger of both variances in each direction; 1 where rows are too few.
+
+    Directions are the eigenvectors of the covariance of the shard's own scores, where that of all rows is the identity.
+    """
+    dof = len(away)
+    if num_rows <= dof + 1:
         return 1.0
-    statistic = square / max(1 - share, 1e-9)
-    return float(fdtrc(dof, num_rows - dof, statistic * (num_rows - dof) / dof))
+    covariance = 0.5 * (product + product.T) / num_rows - np.outer(away, away) / num_rows**2
+    variances, vectors = np.linalg.eigh(covariance)
+    square = float(np.sum((vectors.T @ away) ** 2 / (num_rows * np.maximum(variances, 1.0)))) / max(1 - share, 1e-9)
+    # F = T² (n − d) / (d (n − 1)), where the covariance has divisor n − 1.
+    return float(fdtrc(dof, num_rows - dof, square * (num_rows - dof) / (dof * num_rows)))
