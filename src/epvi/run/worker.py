@@ -68,7 +68,8 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
     columns = rows.columns()
     if job.keeps and isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
-    report = _Passes(job.passes, part.shard)
+    count = _Passes(job.passes, [part])
+    report = functools.partial(count, np.zeros(1, int))
     report(0)
     with _at_work(job, "the fit"):
         programs = programs_of(model_of(job.model), columns)
@@ -82,12 +83,6 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
             if isinstance(own, HeldRows):
                 _keep(job.token, part.shard, own)
     columns, sizes = _joined(rows)
-    reports = [_Passes(job.passes, part.shard) for part in parts]
-
-    def report(shards: np.ndarray, passes: np.ndarray) -> None:
-        for shard, count in zip(shards, passes, strict=True):
-            reports[shard](int(count))
-
     with _at_work(job, "the fit"):
         programs = programs_of(model_of(job.model), columns)
         try:
@@ -95,7 +90,7 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
         except EpviError:
             # Each shard alone then says which of them has such rows.
             return [None] * len(parts)
-        return fit_regular(programs, columns, parts, sizes, job.plan, report)
+        return fit_regular(programs, columns, parts, sizes, job.plan, _Passes(job.passes, parts))
 
 
 def _joined(rows: Sequence[MappedRows | HeldRows]) -> tuple[Columns, list[int]]:
@@ -203,12 +198,13 @@ def model_of(model: bytes) -> Model:
 
 
 class _Passes:
-    """Writes a shard's number of passes to the memory-mapped file: 0 before it begins, p + 1 after pass p."""
+    """Writes the passes of some shards to the memory-mapped file: 0 before a shard begins, p + 1 after pass p."""
 
-    def __init__(self, path: Path | None, shard: int) -> None:
+    def __init__(self, path: Path | None, parts: Sequence[Part]) -> None:
         self._counts = None if path is None else np.load(path, mmap_mode="r+")
-        self._shard = shard
+        self._places = np.array([part.shard - 1 for part in parts])
 
-    def __call__(self, passes: int) -> None:
+    def __call__(self, shards: np.ndarray, passes: np.ndarray | float) -> None:
+        """Note the passes so far of some of the shards, by their positions."""
         if self._counts is not None:
-            self._counts[self._shard - 1] = passes + 1
+            self._counts[self._places[shards]] = np.asarray(passes) + 1
