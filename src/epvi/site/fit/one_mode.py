@@ -1,30 +1,49 @@
 """Searches for the only mode of each of many shards, from several starts that all have to end there.
 
-Takes the subposteriors of B shards and starts; gives for each shard where its search ended, and whether every climb
-went there through concave regions only. A few shards are each climbed from all starts. Of many shards, rows are pooled
-first and climbed from all starts; then each shard is climbed from the mode of the pool and from one of the starts, in
-turn. If a single climb disagrees, all shards are climbed from all starts, as if each were alone.
+Takes the subposteriors of B shards and starts; gives for each shard where its search ended, and whether it has one mode
+as far as the search shows: a few climbs all went there through concave regions only, or, where the density is not
+concave everywhere (scales, dispersions), those of all starts that end at a mode end at the same one. Of many shards,
+rows are pooled first and climbed from all starts; then each shard is climbed from the mode of the pool and from some of
+the starts, in turn.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from epvi.gaussian.matrices import positive_definite
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.modes import SAME_MODE
 from epvi.site.fit.newton import Climbed, Enough, Newton, Tolerances, climb, newton_steps
 
 # Most Newton steps from a start: a shard that needs more is fitted alone. Judgement: a log-concave density takes about
-# ten.
-_MOST_STEPS = 30
+# ten, and others often take twice as many.
+_MOST_STEPS, _MOST_ELSEWHERE = 30, 60
+# Least part of the climbs that have to end at the mode where the density is not concave everywhere; the others have
+# ended nowhere, in flat tails. Judgement.
+_LEAST_PART = 0.5
 # A climb has met another one if its quadratic model has its maximum where the other ends, and is at most this many nats
 # higher there. Judgement: it is then within 1.4 standard deviations of it, in a concave region.
 _MET = 1.0
 # Least number of shards of which rows are pooled, and rows of the pool. Judgement: so many shards are climbed from each
-# start 16 times; the pool has some dozen rows for each parameter.
-_MANY, _POOLED_ROWS = 64, 2**12
+# start several times; the pool has some dozen rows for each parameter.
+_MANY, _POOLED_ROWS = 16, 2**12
+# Starts of each shard beside the mode of the pool: where the density is concave on the way, and elsewhere. Judgement.
+_DISTANT, _MORE_DISTANT = 1, 2
+
+
+class _Way(NamedTuple):
+    """What a search asks of the climbs from several starts to one mode."""
+
+    # The number of starts, and of those of each shard beside the mode of a pool.
+    num_starts: int
+    num_distant: int
+    most_steps: int
+    # Least part of the climbs that have to end at the mode; none may end elsewhere.
+    least_part: float
+    # Whether climbs may go through regions in which the density is not concave.
+    anywhere: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,52 +51,73 @@ class OneModeSearch:
     """The search for the only modes of shards with these subposteriors."""
 
     subposteriors: Subposteriors
-    # The starts, the first of which is followed to the end.
-    starts: Float[np.ndarray, "k d"]
+    # The starts.
+    starts: Float[np.ndarray, "n d"]
+    # The number of starts that are enough where all climbs from them go through concave regions.
+    few: int
     precision: Tolerances
 
     def run(self, own: Int[np.ndarray, " b"]) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
-        """The ends of the climbs of some shards (in increasing order), and where all climbs agree."""
-        if len(own) >= _MANY:
-            found, fine = self._from_pool(own)
-            if np.all(fine):
-                return found, fine
-        return self._from(own, np.broadcast_to(self.starts, (len(own), *self.starts.shape)))
+        """The ends of the climbs of some shards (in increasing order), and which of them have one mode."""
+        found, fine = self._searched(own, _Way(self.few, _DISTANT, _MOST_STEPS, 1.0, anywhere=False))
+        rest = np.flatnonzero(~fine)
+        if len(rest):
+            anywhere = _Way(len(self.starts), _MORE_DISTANT, _MOST_ELSEWHERE, _LEAST_PART, anywhere=True)
+            more, good = self._searched(own[rest], anywhere)
+            for whole, part in zip(found, more, strict=True):
+                whole[rest] = part
+            fine[rest] = good
+        return found, fine
 
-    def _from_pool(self, own: Int[np.ndarray, " b"]) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
+    def _searched(self, own: Int[np.ndarray, " b"], way: _Way) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
+        starts = self.starts[: way.num_starts]
+        if len(own) < _MANY:
+            return self._from(own, np.broadcast_to(starts, (len(own), *starts.shape)), way)
         pool = dataclasses.replace(self, subposteriors=_pooled(self.subposteriors, own))
-        found, fine = pool._from(np.zeros(1, int), self.starts[None])
+        found, fine = pool._from(np.zeros(1, int), starts[None], way)
         if not fine[0]:
-            return found, fine
-        distant = self.starts[np.arange(len(own)) % len(self.starts)]
-        return self._from(own, np.stack([np.broadcast_to(found.points, distant.shape), distant], axis=1))
+            nothing = Climbed(*(np.repeat(part, len(own), axis=0) for part in found))
+            return nothing, np.zeros(len(own), bool)
+        turn = np.arange(len(own))[:, None] * way.num_distant + np.arange(way.num_distant)
+        centre = np.broadcast_to(found.points, (len(own), 1, found.points.shape[1]))
+        return self._from(own, np.concatenate([centre, starts[turn % len(starts)]], axis=1), way)
 
     def _from(
-        self, own: Int[np.ndarray, " b"], starts: Float[np.ndarray, "b k d"]
+        self, own: Int[np.ndarray, " b"], starts: Float[np.ndarray, "b k d"], way: _Way
     ) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
-        """Climb from k starts each; all have to meet the first one."""
+        """Climb from k starts each, and compare where they end."""
         sub, (_, k, d) = self.subposteriors, starts.shape
 
         def met(points: np.ndarray, hessian: np.ndarray, newton: Newton) -> np.ndarray:
-            with np.errstate(all="ignore"):
-                near = newton.falls & (newton.decrement <= _MET)
-                ends = (points + newton.step).reshape(-1, k, d)
-                away = ends - ends[:, :1]
-                distance = -np.einsum("bki,bij,bkj->bk", away, hessian.reshape(-1, k, d, d)[:, 0], away)
-                made = near.reshape(-1, k) & near.reshape(-1, k)[:, :1] & (distance < SAME_MODE**2)
-            return made.ravel()
+            """Which climbs need not go on, because they meet the first one; that one always goes on."""
+            first = np.arange(0, len(points), k)
+            return _meets(points, hessian, newton, first) & (np.arange(len(points)) % k > 0)
 
-        def others(points: np.ndarray, hessian: np.ndarray, newton: Newton) -> np.ndarray:
-            return met(points, hessian, newton) & (np.arange(len(points)) % k > 0)
-
-        owner = np.repeat(own, k)
-        found = climbed(sub, owner, starts.reshape(-1, d), self.precision, _MOST_STEPS, others)
+        found = climbed(sub, np.repeat(own, k), starts.reshape(-1, d), self.precision, way.most_steps, met)
+        newton = newton_steps(found.gradient, found.hessian, self.precision.floor)
         # With group effects integrated out, the density is concave near the mode only: a scale has flat tails.
-        concave = found.concave if sub.programs.target.bundle == 1 else positive_definite(-found.hessian)
-        fine = found.converged & concave
-        fine &= met(found.points, found.hessian, newton_steps(found.gradient, found.hessian, self.precision.floor))
-        one = Climbed(*(part.reshape(-1, k, *part.shape[1:])[:, 0] for part in found))
-        return one, np.all(fine.reshape(-1, k), axis=1)
+        bundled = sub.programs.target.bundle > 1
+        ended = found.converged & newton.falls & (found.concave | bundled | way.anywhere)
+        # Those that only met the first one have not arrived.
+        arrived = ended & (newton.decrement <= self.precision.tolerance)
+        best = np.argmax(np.where(arrived, found.value, -np.inf).reshape(-1, k), axis=1) + np.arange(0, len(ended), k)
+        same = ended & _meets(found.points, found.hessian, newton, best)
+        elsewhere = np.any((found.converged & ~same).reshape(-1, k), axis=1)
+        fine = arrived[best] & (np.mean(same.reshape(-1, k), axis=1) >= way.least_part) & ~elsewhere
+        return Climbed(*(part[best] for part in found)), fine
+
+
+def _meets(
+    points: Float[np.ndarray, "P d"], hessian: Float[np.ndarray, "P d d"], newton: Newton, one: Int[np.ndarray, " b"]
+) -> Bool[np.ndarray, " P"]:
+    """Which climbs are near a mode that is the same as that of climb `one` of their shard."""
+    k, d = len(points) // len(one), points.shape[1]
+    with np.errstate(all="ignore"):
+        near = newton.falls & (newton.decrement <= _MET)
+        ends = points + newton.step
+        away = ends.reshape(-1, k, d) - ends[one][:, None]
+        distance = -np.einsum("bki,bij,bkj->bk", away, hessian[one], away)
+        return (near.reshape(-1, k) & near[one][:, None] & (distance < SAME_MODE**2)).ravel()
 
 
 def _pooled(sub: Subposteriors, own: Int[np.ndarray, " b"]) -> Subposteriors:

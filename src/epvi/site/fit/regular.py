@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import logsumexp
 
+from epvi.gaussian.matrices import positive_definite
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import WHOLE
@@ -176,8 +177,8 @@ class RegularShards:
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
     ) -> None:
         """Climb from several starts; the shards are number `own` of `sub`."""
-        starts = scaled_starts(self.starts)[: self.num_starts]
-        _put(ends, shards, *OneModeSearch(sub, starts, precision).run(own))
+        search = OneModeSearch(sub, scaled_starts(self.starts), self.num_starts, precision)
+        _put(ends, shards, *search.run(own))
 
     def _follow(
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
@@ -186,7 +187,7 @@ class RegularShards:
         found = climbed(sub, own, ends.at.centre[shards], precision, _MORE_STEPS)
         if precision.trusting:
             found = _last_step(sub, own, found, precision._replace(trusting=False))
-        _put(ends, shards, found, found.converged & found.concave)
+        _put(ends, shards, found, found.converged & positive_definite(-found.hessian))
 
     def _at_modes(self, shards: np.ndarray, at: Taylors, rngs: list[np.random.Generator]) -> list[LocalFit | None]:
         """One Gaussian at each mode, with the Laplace covariance."""
