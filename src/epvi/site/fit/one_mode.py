@@ -7,6 +7,7 @@ turn. If a single climb disagrees, all shards are climbed from all starts, as if
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -23,8 +24,22 @@ _MOST_STEPS = 30
 # higher there. Judgement: it is then within 1.4 standard deviations of it, in a concave region.
 _MET = 1.0
 # Least number of shards of which rows are pooled, and rows of the pool. Judgement: so many shards are climbed from each
-# start 16 times; the pool has some dozen rows for each parameter.
-_MANY, _POOLED_ROWS = 64, 2**12
+# start 16 times; the pool has at least a hundred rows for each parameter.
+_MANY, _POOLED_ROWS = 64, 2**14
+# Largest squared distance between the modes of a shard's subsample and of the pool that counts as sampling error,
+# relative to its expectation, d in standard deviations of the subsample. Judgement.
+_SAMPLING_ERROR = 2.0
+
+
+class Searched(NamedTuple):
+    """Where the searches of b shards ended."""
+
+    # The ends of their first climbs.
+    found: Climbed
+    # Whether all climbs ended there.
+    fine: Bool[np.ndarray, " b"]
+    # Where to go on with more rows, if these were subsamples.
+    onwards: Float[np.ndarray, "b d"]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -36,25 +51,30 @@ class OneModeSearch:
     starts: Float[np.ndarray, "k d"]
     precision: Tolerances
 
-    def run(self, own: Int[np.ndarray, " b"]) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
-        """The ends of the climbs of some shards (in increasing order), and where all climbs agree."""
+    def run(self, own: Int[np.ndarray, " b"]) -> Searched:
+        """The ends of the climbs of some shards, which are in increasing order."""
         if len(own) >= _MANY:
-            found, fine = self._from_pool(own)
-            if np.all(fine):
-                return found, fine
+            made = self._from_pool(own)
+            if np.all(made.fine):
+                return made
         return self._from(own, np.broadcast_to(self.starts, (len(own), *self.starts.shape)))
 
-    def _from_pool(self, own: Int[np.ndarray, " b"]) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
-        pool = dataclasses.replace(self, subposteriors=_pooled(self.subposteriors, own))
-        found, fine = pool._from(np.zeros(1, int), self.starts[None])
-        if not fine[0]:
-            return found, fine
+    def _from_pool(self, own: Int[np.ndarray, " b"]) -> Searched:
+        sub = self.subposteriors
+        pool = dataclasses.replace(self, subposteriors=_pooled(sub, own))._from(np.zeros(1, int), self.starts[None])
+        if not pool.fine[0]:
+            return pool
         distant = self.starts[np.arange(len(own)) % len(self.starts)]
-        return self._from(own, np.stack([np.broadcast_to(found.points, distant.shape), distant], axis=1))
+        middle = np.broadcast_to(pool.found.points, distant.shape)
+        made = self._from(own, np.stack([middle, distant], axis=1))
+        # The mode of a subsample is off by sampling error. That of the pool is better, if it is no farther than that.
+        with np.errstate(all="ignore"):
+            away = middle - made.found.points
+            squares = -np.einsum("bi,bij,bj->b", away, made.found.hessian, away)
+            near = (sub.weights[own] > 1) & (squares < _SAMPLING_ERROR * sub.dim * sub.weights[own])
+        return made._replace(onwards=np.where(near[:, None], middle, made.found.points))
 
-    def _from(
-        self, own: Int[np.ndarray, " b"], starts: Float[np.ndarray, "b k d"]
-    ) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
+    def _from(self, own: Int[np.ndarray, " b"], starts: Float[np.ndarray, "b k d"]) -> Searched:
         """Climb from k starts each; all have to meet the first one."""
         sub, (_, k, d) = self.subposteriors, starts.shape
 
@@ -77,7 +97,7 @@ class OneModeSearch:
         fine = found.converged & concave
         fine &= met(found.points, found.hessian, newton_steps(found.gradient, found.hessian, self.precision.floor))
         one = Climbed(*(part.reshape(-1, k, *part.shape[1:])[:, 0] for part in found))
-        return one, np.all(fine.reshape(-1, k), axis=1)
+        return Searched(one, np.all(fine.reshape(-1, k), axis=1), one.points)
 
 
 def _pooled(sub: Subposteriors, own: Int[np.ndarray, " b"]) -> Subposteriors:

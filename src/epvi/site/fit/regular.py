@@ -177,7 +177,9 @@ class RegularShards:
     ) -> None:
         """Climb from several starts; the shards are number `own` of `sub`."""
         starts = scaled_starts(self.starts)[: self.num_starts]
-        _put(ends, shards, *OneModeSearch(sub, starts, precision).run(own))
+        made = OneModeSearch(sub, starts, precision).run(own)
+        _put(ends, shards, made.found, made.fine)
+        ends.at.centre[shards] = made.onwards
 
     def _follow(
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
