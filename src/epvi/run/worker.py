@@ -7,6 +7,7 @@ memory-mapped files. Compiled functions of a model are cached for the next shard
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -79,9 +80,7 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
 def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> list[ShardFit | None]:
     """Fit several shards together, whose rows lie one after the other; None for each that `run_shard` is to fit."""
     if job.keeps:
-        for part, own in zip(parts, rows, strict=True):
-            if isinstance(own, HeldRows):
-                _keep(job.token, part.shard, own)
+        _keep_all(job, parts, rows)
     columns, sizes = _joined(rows)
     with _at_work(job, "the fit"):
         programs = programs_of(model_of(job.model), columns)
@@ -94,28 +93,45 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
 
 
 def _joined(rows: Sequence[MappedRows | HeldRows]) -> tuple[Columns, list[int]]:
-    """The rows of several shards, one shard after the other, and how many each has; mapped rows are not copied."""
-    first, last = rows[0], rows[-1]
-    if isinstance(first, MappedRows) and isinstance(last, MappedRows):
-        sizes = [own.part.stop - own.part.start for own in rows if isinstance(own, MappedRows)]
-        return dataclasses.replace(first, part=slice(first.part.start, last.part.stop)).columns(), sizes
+    """The rows of several shards, one shard after the other, and how many each has; a mapped run is not copied."""
+    mapped = [own for own in rows if isinstance(own, MappedRows)]
+    if len(mapped) == len(rows) and all(a.part.stop == b.part.start for a, b in itertools.pairwise(mapped)):
+        whole = slice(mapped[0].part.start, mapped[-1].part.stop)
+        return dataclasses.replace(mapped[0], part=whole).columns(), [own.part.stop - own.part.start for own in mapped]
     each = [own.columns() for own in rows]
     sizes = [len(next(iter(columns.values()))) for columns in each]
     return {name: np.concatenate([columns[name] for columns in each]) for name in each[0]}, sizes
 
 
-def answer_shard(
-    job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, scoring: Scoring, share: float
-) -> Scores | None:
-    """The scores of one shard; with `rows=None`, from rows that this process has kept, or None if it has not.
+class NoRows:
+    """The answer of a process that has not kept the rows that it is asked about."""
 
-    `share` is the part of all shards' rows that these are.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Question:
+    """What some shards are asked.
+
+    Attributes:
+        draws: the draws to score.
+        scoring: how.
+        share: the part of all shards' rows that these shards have.
+        earlier: the centres of earlier rounds, where shards cannot read in a file what they found then.
     """
+
+    draws: Draws
+    scoring: Scoring
+    share: float
+    earlier: tuple[np.ndarray, ...] = ()
+
+
+def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, question: Question) -> Scores | NoRows:
+    """The scores of one shard; with `rows=None`, from rows that this process has kept."""
+    draws, scoring, share = question.draws, question.scoring, question.share
     if isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
     rows = rows if rows is not None else _KEPT.get((job.token, part.shard))
     if rows is None:
-        return None
+        return NoRows()
     # Expansions are cached only in files that all workers share: the scores must not depend on which worker computes
     # them.
     memory = (
@@ -134,24 +150,28 @@ def answer_shard(
 
 
 def answer_batch(
-    job: Job,
-    parts: Sequence[Part],
-    rows: Sequence[MappedRows | HeldRows],
-    draws: Draws,
-    scoring: Scoring,
-    share: float,
-) -> list[Scores] | None:
-    """The scores of several shards, computed together; None if each is to answer alone."""
+    job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows] | None, question: Question
+) -> list[Scores] | NoRows | None:
+    """The scores of several shards, computed together; None if each is to answer alone.
+
+    With `rows=None` they are computed from rows that this process has kept.
+    """
+    if rows is None:
+        kept = [_KEPT.get((job.token, part.shard)) for part in parts]
+        rows = [own for own in kept if own is not None]
+        if len(rows) < len(parts):
+            return NoRows()
+    _keep_all(job, parts, rows)
     first = rows[0]
     file = first.folder / f"expansions-batch-{parts[0].shard}.npz" if isinstance(first, MappedRows) else None
-    known = ExpansionsCache(file)
+    known = ExpansionsCache(file, earlier=question.earlier)
     columns, sizes = _joined(rows)
     plan = job.plan
     with _at_work(job, "the scores"):
         programs = programs_of(model_of(job.model), columns)
-        points = plan.inference.points_at_once
-        asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True, share=share)
-        return answer_together(programs, columns, sizes, parts, draws, asking, known)
+        points, exact = plan.inference.points_at_once, question.scoring.exact
+        asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, share=question.share)
+        return answer_together(programs, columns, sizes, parts, question.draws, asking, known)
 
 
 # Token of the call for which this process worked last.
@@ -183,6 +203,12 @@ def _keep(token: str, shard: int, rows: HeldRows) -> None:
     for key in [key for key in _KEPT if key[0] != token]:
         _KEPT.pop(key, None)
     _KEPT[token, shard] = rows
+
+
+def _keep_all(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> None:
+    for part, own in zip(parts, rows, strict=True):
+        if isinstance(own, HeldRows):
+            _keep(job.token, part.shard, own)
 
 
 def forget(token: str) -> None:

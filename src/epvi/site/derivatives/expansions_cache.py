@@ -5,6 +5,7 @@ there, in memory or in a file that other processes read as well.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,10 +29,19 @@ class ExpansionsCache:
     known: list[Taylors] = dataclasses.field(default_factory=list)
     # The sums of outer products at the first of these points.
     products: Float[np.ndarray, "B d d"] | None = None
+    # The points of earlier rounds, where there is no file: what is not known of them is computed again, so that answers
+    # do not depend on which process gave the earlier ones.
+    earlier: Sequence[Float[np.ndarray, " d"]] = ()
 
     def about(self, each: Subposteriors, point: Float[np.ndarray, " d"]) -> Taylors:
         """The expansions of all shards about a point, or known ones about a point near it."""
         self._read()
+        points, self.earlier = self.earlier, ()
+        for before in points:
+            self._about(each, before)
+        return self._about(each, point)
+
+    def _about(self, each: Subposteriors, point: Float[np.ndarray, " d"]) -> Taylors:
         for one in self.known:
             if float(summed(one).distances(point - one.centre[0])) <= NEAR:
                 return one

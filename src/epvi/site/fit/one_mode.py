@@ -27,8 +27,11 @@ _LEAST_PART = 0.5
 # higher there. Judgement: it is then within 1.4 standard deviations of it, in a concave region.
 _MET = 1.0
 # Least number of shards of which rows are pooled, and rows of the pool. Judgement: so many shards are climbed from each
-# start several times; the pool has some dozen rows for each parameter.
-_MANY, _POOLED_ROWS = 16, 2**12
+# start several times; the pool has at least a hundred rows for each parameter.
+_MANY, _POOLED_ROWS = 16, 2**14
+# Largest squared distance between the modes of a shard's subsample and of the pool that counts as sampling error,
+# relative to its expectation, d in standard deviations of the subsample. Judgement.
+_SAMPLING_ERROR = 2.0
 # Starts of each shard beside the mode of the pool: where the density is concave on the way, and elsewhere. Judgement.
 _DISTANT, _MORE_DISTANT = 1, 2
 
@@ -46,6 +49,17 @@ class _Way(NamedTuple):
     anywhere: bool
 
 
+class Searched(NamedTuple):
+    """Where the searches of b shards ended."""
+
+    # The highest ends of their climbs.
+    found: Climbed
+    # Whether it is their only mode, as far as the climbs show.
+    fine: Bool[np.ndarray, " b"]
+    # Where to go on with more rows, if these were subsamples.
+    onwards: Float[np.ndarray, "b d"]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneModeSearch:
     """The search for the only modes of shards with these subposteriors."""
@@ -57,34 +71,41 @@ class OneModeSearch:
     few: int
     precision: Tolerances
 
-    def run(self, own: Int[np.ndarray, " b"]) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
-        """The ends of the climbs of some shards (in increasing order), and which of them have one mode."""
-        found, fine = self._searched(own, _Way(self.few, _DISTANT, _MOST_STEPS, 1.0, anywhere=False))
-        rest = np.flatnonzero(~fine)
+    def run(self, own: Int[np.ndarray, " b"]) -> Searched:
+        """The ends of the climbs of some shards, which are in increasing order."""
+        made = self._searched(own, _Way(self.few, _DISTANT, _MOST_STEPS, 1.0, anywhere=False))
+        rest = np.flatnonzero(~made.fine)
         if len(rest):
             anywhere = _Way(len(self.starts), _MORE_DISTANT, _MOST_ELSEWHERE, _LEAST_PART, anywhere=True)
-            more, good = self._searched(own[rest], anywhere)
-            for whole, part in zip(found, more, strict=True):
+            more = self._searched(own[rest], anywhere)
+            for whole, part in zip((*made.found, *made[1:]), (*more.found, *more[1:]), strict=True):
                 whole[rest] = part
-            fine[rest] = good
-        return found, fine
+        return made
 
-    def _searched(self, own: Int[np.ndarray, " b"], way: _Way) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
+    def _searched(self, own: Int[np.ndarray, " b"], way: _Way) -> Searched:
         starts = self.starts[: way.num_starts]
         if len(own) < _MANY:
             return self._from(own, np.broadcast_to(starts, (len(own), *starts.shape)), way)
-        pool = dataclasses.replace(self, subposteriors=_pooled(self.subposteriors, own))
-        found, fine = pool._from(np.zeros(1, int), starts[None], way)
-        if not fine[0]:
-            nothing = Climbed(*(np.repeat(part, len(own), axis=0) for part in found))
-            return nothing, np.zeros(len(own), bool)
+        pooled = dataclasses.replace(self, subposteriors=_pooled(self.subposteriors, own))
+        pool = pooled._from(np.zeros(1, int), starts[None], way)
+        if not pool.fine[0]:
+            found = Climbed(*(np.repeat(part, len(own), axis=0) for part in pool.found))
+            return Searched(found, np.zeros(len(own), bool), found.points.copy())
         turn = np.arange(len(own))[:, None] * way.num_distant + np.arange(way.num_distant)
-        centre = np.broadcast_to(found.points, (len(own), 1, found.points.shape[1]))
-        return self._from(own, np.concatenate([centre, starts[turn % len(starts)]], axis=1), way)
+        middle = np.broadcast_to(pool.found.points, (len(own), starts.shape[1]))
+        made = self._from(own, np.concatenate([middle[:, None], starts[turn % len(starts)]], axis=1), way)
+        return made._replace(onwards=self._onwards(own, made.found, middle))
 
-    def _from(
-        self, own: Int[np.ndarray, " b"], starts: Float[np.ndarray, "b k d"], way: _Way
-    ) -> tuple[Climbed, Bool[np.ndarray, " b"]]:
+    def _onwards(self, own: np.ndarray, found: Climbed, middle: np.ndarray) -> Float[np.ndarray, "b d"]:
+        """The modes of subsamples are off by sampling error: that of the pool is better, if it is no farther."""
+        weights = self.subposteriors.weights[own]
+        with np.errstate(all="ignore"):
+            away = middle - found.points
+            squares = -np.einsum("bi,bij,bj->b", away, found.hessian, away)
+            near = (weights > 1) & (squares < _SAMPLING_ERROR * middle.shape[1] * weights)
+        return np.where(near[:, None], middle, found.points)
+
+    def _from(self, own: Int[np.ndarray, " b"], starts: Float[np.ndarray, "b k d"], way: _Way) -> Searched:
         """Climb from k starts each, and compare where they end."""
         sub, (_, k, d) = self.subposteriors, starts.shape
 
@@ -104,7 +125,8 @@ class OneModeSearch:
         same = ended & _meets(found.points, found.hessian, newton, best)
         elsewhere = np.any((found.converged & ~same).reshape(-1, k), axis=1)
         fine = arrived[best] & (np.mean(same.reshape(-1, k), axis=1) >= way.least_part) & ~elsewhere
-        return Climbed(*(part[best] for part in found)), fine
+        one = Climbed(*(part[best] for part in found))
+        return Searched(one, fine, one.points.copy())
 
 
 def _meets(

@@ -88,7 +88,7 @@ class Ends(NamedTuple):
 
     # The mode of each shard, with value, gradient and Hessian.
     at: Taylors
-    # Whether the search met its tolerance, through concave regions only, from all its starts.
+    # Whether the search met its tolerance, and found no other mode.
     good: Bool[np.ndarray, " B"]
 
 
@@ -178,7 +178,9 @@ class RegularShards:
     ) -> None:
         """Climb from several starts; the shards are number `own` of `sub`."""
         search = OneModeSearch(sub, scaled_starts(self.starts), self.num_starts, precision)
-        _put(ends, shards, *search.run(own))
+        made = search.run(own)
+        _put(ends, shards, made.found, made.fine)
+        ends.at.centre[shards] = made.onwards
 
     def _follow(
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
