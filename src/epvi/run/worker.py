@@ -230,7 +230,7 @@ class _Passes:
         self._counts = None if path is None else np.load(path, mmap_mode="r+")
         self._places = np.array([part.shard - 1 for part in parts])
 
-    def __call__(self, shards: np.ndarray, passes: np.ndarray | float) -> None:
+    def __call__(self, shards: np.ndarray, passes: np.ndarray | float | int) -> None:
         """Note the passes so far of some of the shards, by their positions."""
         if self._counts is not None:
             self._counts[self._places[shards]] = np.asarray(passes) + 1

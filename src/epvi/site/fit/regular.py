@@ -26,7 +26,7 @@ from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.ladder import NEAR_ENOUGH, fewer_in_first_part, first_part, part_sizes, scaled_starts
 from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.monte_carlo import base_draws
-from epvi.site.fit.newton import Climbed, Tolerances, climb
+from epvi.site.fit.newton import Climbed, Tolerances, climb, newton_steps
 from epvi.site.fit.one_mode import OneModeSearch, climbed
 
 _LOG_2PI = float(np.log(2 * np.pi))
@@ -146,7 +146,20 @@ class RegularShards:
             some = rest[(sub.sizes[rest] * sub.programs.target.bundle >= TALL) == tall]
             if len(some):
                 self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
-        return ends
+        return self._polished(ends)
+
+    def _polished(self, ends: Ends) -> Ends:
+        """The modes after one more Newton step, without a pass: they then hardly depend on where the search began."""
+        centre, value, gradient, hessian = dataclasses.astuple(ends.at)
+        newton = newton_steps(gradient, hessian, self.precision.floor)
+        near = newton.falls & (newton.decrement <= self.precision.tolerance)
+        at = Taylors(
+            np.where(near[:, None], centre + newton.step, centre),
+            np.where(near, value + newton.decrement, value),
+            np.where(near[:, None], 0.0, gradient),
+            hessian,
+        )
+        return Ends(at, ends.good)
 
     def _by_gradients(self, rngs: list[np.random.Generator]) -> Ends:
         """The modes of shards with many parameters, one shard after the other, with few Hessians."""
