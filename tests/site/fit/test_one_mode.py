@@ -85,7 +85,9 @@ def test_a_shard_among_many_gets_what_it_gets_alone(model, sizes, settings):
         away = np.linalg.solve(root, (one.mixture.means - alone.mixture.means)[0])
         assert np.linalg.norm(away) < 1e-6
         np.testing.assert_allclose(one.mixture.roots, alone.mixture.roots, rtol=1e-5, atol=1e-5)
-        np.testing.assert_allclose(float(one.elbo.value), float(alone.elbo.value), atol=1e-4)
+        # A scale that a shard hardly determines has draws in far tails, where a shift of 1e-6 sds is seen.
+        allowed = 1e-4 + 1e-3 * float(alone.elbo.standard_error)
+        np.testing.assert_allclose(float(one.elbo.value), float(alone.elbo.value), rtol=0, atol=allowed)
 
 
 def search_of(model, sizes, rows):

@@ -19,7 +19,7 @@ from epvi.site.fit.newton import Climbed, Enough, Newton, Tolerances, climb, new
 
 # Most Newton steps from a start: a shard that needs more is fitted alone. Judgement: a log-concave density takes about
 # ten, and others often take twice as many.
-_MOST_STEPS, _MOST_ELSEWHERE = 30, 60
+_MOST_STEPS = 30
 # Least part of the climbs that have to end at the mode where the density is not concave everywhere; the others have
 # ended nowhere, in flat tails. Judgement.
 _LEAST_PART = 0.5
@@ -42,7 +42,6 @@ class _Way(NamedTuple):
     # The number of starts, and of those of each shard beside the mode of a pool.
     num_starts: int
     num_distant: int
-    most_steps: int
     # Least part of the climbs that have to end at the mode; none may end elsewhere.
     least_part: float
     # Whether climbs may go through regions in which the density is not concave.
@@ -73,10 +72,10 @@ class OneModeSearch:
 
     def run(self, own: Int[np.ndarray, " b"]) -> Searched:
         """The ends of the climbs of some shards, which are in increasing order."""
-        made = self._searched(own, _Way(self.few, _DISTANT, _MOST_STEPS, 1.0, anywhere=False))
+        made = self._searched(own, _Way(self.few, _DISTANT, 1.0, anywhere=False))
         rest = np.flatnonzero(~made.fine)
         if len(rest):
-            anywhere = _Way(len(self.starts), _MORE_DISTANT, _MOST_ELSEWHERE, _LEAST_PART, anywhere=True)
+            anywhere = _Way(len(self.starts), _MORE_DISTANT, _LEAST_PART, anywhere=True)
             more = self._searched(own[rest], anywhere)
             for whole, part in zip((*made.found, *made[1:]), (*more.found, *more[1:]), strict=True):
                 whole[rest] = part
@@ -114,7 +113,7 @@ class OneModeSearch:
             first = np.arange(0, len(points), k)
             return _meets(points, hessian, newton, first) & (np.arange(len(points)) % k > 0)
 
-        found = climbed(sub, np.repeat(own, k), starts.reshape(-1, d), self.precision, way.most_steps, met)
+        found = climbed(sub, np.repeat(own, k), starts.reshape(-1, d), self.precision, _MOST_STEPS, met)
         newton = newton_steps(found.gradient, found.hessian, self.precision.floor)
         # With group effects integrated out, the density is concave near the mode only: a scale has flat tails.
         bundled = sub.programs.target.bundle > 1
@@ -132,14 +131,19 @@ class OneModeSearch:
 def _meets(
     points: Float[np.ndarray, "P d"], hessian: Float[np.ndarray, "P d d"], newton: Newton, one: Int[np.ndarray, " b"]
 ) -> Bool[np.ndarray, " P"]:
-    """Which climbs are near a mode that is the same as that of climb `one` of their shard."""
+    """Which climbs are near a mode that is the same as that of climb `one` of their shard, by the curvature at both.
+
+    Towards a maximum at infinity the curvature vanishes: by the smaller one alone, points far out would be the same.
+    """
     k, d = len(points) // len(one), points.shape[1]
     with np.errstate(all="ignore"):
         near = newton.falls & (newton.decrement <= _MET)
         ends = points + newton.step
         away = ends.reshape(-1, k, d) - ends[one][:, None]
-        distance = -np.einsum("bki,bij,bkj->bk", away, hessian[one], away)
-        return (near.reshape(-1, k) & near[one][:, None] & (distance < SAME_MODE**2)).ravel()
+        there = -np.einsum("bki,bij,bkj->bk", away, hessian[one], away)
+        here = -np.einsum("bki,bkij,bkj->bk", away, hessian.reshape(-1, k, d, d), away)
+        same = (there < SAME_MODE**2) & (here < SAME_MODE**2)
+        return (near.reshape(-1, k) & near[one][:, None] & same).ravel()
 
 
 def _pooled(sub: Subposteriors, own: Int[np.ndarray, " b"]) -> Subposteriors:
