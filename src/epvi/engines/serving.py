@@ -4,6 +4,7 @@ Tasks arrive on the standard input and results leave on the standard output. Wha
 standard error, so that it does not mix with the results.
 """
 
+import gc
 import importlib
 import os
 import queue
@@ -30,6 +31,8 @@ def serve(num_workers: int, preloaded: str) -> None:
     take_a_core(num_workers)
     if preloaded:
         importlib.import_module(preloaded)
+    # The garbage collector need not look at the modules again and again: each time takes as long as a small task.
+    gc.freeze()
     tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(incoming, tasks), daemon=True).start()
     while True:

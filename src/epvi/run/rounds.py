@@ -30,9 +30,10 @@ _MOST_ROUNDS = 10
 # Where importance weights of at least this efficiency correct the posterior, steps of a smaller KL divergence than this
 # (in nats) are not worth a round. Judgement: 0.01 nats are a mean that moves by 0.14 sds, which the weights correct.
 _WELL, _LITTLE = 0.5, 0.01
-# Above this many parameters the product of the fits is almost never good enough, and so many draws are scored of it
-# instead of all: they only have to show whether a step is an improvement. Judgement.
-_MANY_PARAMETERS, _FEW_DRAWS = 128, 256
+# Above this many parameters, or from this many shards on, the product of the fits is seldom good enough, and so many
+# draws are scored of it instead of all: they only have to show whether a step is an improvement. Judgement: the errors
+# of fits to few rows add up in a product.
+_MANY_PARAMETERS, _MANY_SHARDS, _FEW_DRAWS = 128, 64, 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,9 +67,10 @@ class Rounds:
         corrected = certificate.verdict == Verdict.CORRECTED and certificate.efficiency > _WELL
         return _LITTLE if self.contented and corrected else WORTH
 
-    def beginning(self, dim: int) -> "Rounds":
+    def beginning(self, dim: int, num_shards: int) -> "Rounds":
         """The same for the first round of a refinement that goes on until the posterior can be trusted."""
-        if dim <= _MANY_PARAMETERS or not (self.contented and self.refine) or self.scoring.num_draws <= _FEW_DRAWS:
+        few = dim <= _MANY_PARAMETERS and num_shards < _MANY_SHARDS
+        if few or not (self.contented and self.refine) or self.scoring.num_draws <= _FEW_DRAWS:
             return self
         return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=_FEW_DRAWS))
 
@@ -87,7 +89,8 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     if not rounds.any:
         return posterior
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
-    posterior, answered, certificate = _asked(posterior, ask, rounds.beginning(posterior.space.dim), seed)
+    begin = rounds.beginning(posterior.space.dim, len(posterior.fits))
+    posterior, answered, certificate = _asked(posterior, ask, begin, seed)
     _log_round(posterior, certificate)
     first = posterior.with_certificate(certificate)
     for _ in range(rounds.refine):

@@ -8,7 +8,7 @@ import dataclasses
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from epvi.site.rows.split import Split
 
 # Bytes of rows that are gathered and written at a time. Judgement: they stay in the cache of a core.
 _PIECE = 2**19
+# Jobs per thread and column. Judgement: enough to keep all threads busy to the end, whatever the number of shards.
+_JOBS_PER_THREAD = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +98,8 @@ def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -
                 file.truncate(max(num_rows * column.width, 1))
         with ThreadPoolExecutor(num_threads) as threads:
             jobs = [
-                threads.submit(_write, folder / column.file, columns[column.name], rows, bounds[m] * column.width)
-                for m, rows in enumerate(split.shards)
+                threads.submit(_write, folder / column.file, columns[column.name], some, bounds[first] * column.width)
+                for first, some in _runs(split, _JOBS_PER_THREAD * num_threads)
                 for column in listed
             ]
             try:
@@ -109,17 +111,32 @@ def write_rows(columns: Columns, split: Split, folder: Path, num_threads: int) -
     return [MappedRows(folder, listed, num_rows, slice(a, b)) for a, b in itertools.pairwise(bounds)]
 
 
-def _write(path: Path, column: np.ndarray, rows: slice | np.ndarray, offset: int) -> None:
+def _runs(split: Split, count: int) -> Iterator[tuple[int, list[slice | np.ndarray]]]:
+    """About `count` runs of consecutive shards with about equally many rows: the first shard, and the rows of all."""
+    ends = np.cumsum(split.sizes)
+    run = (ends - 0.5 * split.sizes) * count // ends[-1]
+    firsts = np.flatnonzero(np.diff(run, prepend=-1)).tolist()
+    for first, end in itertools.pairwise([*firsts, split.num_shards]):
+        yield first, _merged(split.shards[first:end])
+
+
+def _merged(shards: Sequence[slice | np.ndarray]) -> list[slice | np.ndarray]:
+    """The rows of several shards, as one array of indices if they are such."""
+    arrays = [rows for rows in shards if isinstance(rows, np.ndarray)]
+    return [np.concatenate(arrays)] if len(arrays) == len(shards) > 1 else list(shards)
+
+
+def _write(path: Path, column: np.ndarray, some: list[slice | np.ndarray], offset: int) -> None:
     with open(path, "r+b", buffering=0) as file:
         file.seek(offset)
-        for piece in _pieces(column, rows):
+        for piece in itertools.chain.from_iterable(_pieces(column, rows) for rows in some):
             left = piece.reshape(-1).view(np.uint8).data
             while left:
                 left = left[os.write(file.fileno(), left) :]
 
 
 def _pieces(column: np.ndarray, rows: slice | np.ndarray) -> Iterator[np.ndarray]:
-    """A shard's rows of one column, in pieces of about `_PIECE` bytes."""
+    """Some rows of one column, in pieces of about `_PIECE` bytes."""
     size = max(_PIECE // max(column.strides[0], column[:1].nbytes, 1), 1)
     if isinstance(rows, slice):
         for start in range(rows.start, rows.stop, size):

@@ -28,7 +28,7 @@ from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
 from epvi.run.scoring import Scoring
 from epvi.run.work_folder import WorkFolder, remove_dead
-from epvi.run.worker import HeldRows, Job, answer_batch, answer_shard, forget, run_batch, run_shard
+from epvi.run.worker import HeldRows, Job, NoRows, Question, answer_batch, answer_shard, forget, run_batch, run_shard
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
 from epvi.site.tasks.fit_shard import FitPlan
@@ -63,6 +63,7 @@ class RunningShards:
         bar: the progress bar.
         work: where finished fits are written, if anywhere.
         sizes: number of rows of each shard.
+        earlier: the centres of the draws that shards have scored so far.
     """
 
     executor: Executor
@@ -73,6 +74,7 @@ class RunningShards:
     bar: ShardProgress
     work: WorkFolder | None
     sizes: Int[np.ndarray, " M"]
+    earlier: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def fit(self) -> list[ShardFit]:
         """Fit all shards that are not done; when some fail, the others are finished before the error is raised."""
@@ -115,33 +117,34 @@ class RunningShards:
         answers: dict[int, Scores] = {}
         self.bar.begin(Work.SCORE.doing)
 
-        def keep(group: Group, made: Scores | list[Scores] | None) -> list[Group]:
-            found = made if isinstance(made, list) else [made] if made is not None else []
-            for answer in found:
+        def keep(group: Group, made: Scores | list[Scores] | NoRows | None) -> list[Group]:
+            if made is None:
+                return [(part,) for part in group]
+            for answer in () if isinstance(made, NoRows) else made if isinstance(made, list) else [made]:
                 answers[answer.shard] = answer
                 logger.debug("%s", answer.account)
-            return [(part,) for part in group] if len(group) > 1 and made is None else []
+            return []
 
-        def task(group: Group, rows: list[MappedRows | HeldRows] | list[None]) -> tuple:
+        def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
             share = sum(float(self.sizes[part.shard - 1]) for part in group) / float(np.sum(self.sizes))
+            question = Question(draws, scoring, share, held or ())
             if len(group) > 1:
-                return answer_batch, self.job, group, rows, draws, scoring, share
-            return answer_shard, self.job, group[0], rows[0], draws, scoring, share
+                return answer_batch, self.job, group, rows, question
+            return answer_shard, self.job, group[0], None if rows is None else rows[0], question
 
         def with_rows(group: Group) -> tuple:
             return task(group, [self.rows[part.shard] for part in group])
 
-        failed = {}
-        if all(isinstance(rows, MappedRows) for rows in self.rows.values()):
-            groups = self._groups(self.parts)
-        else:
-            alone = [(part,) for part in self.parts]
-            failed = self._each(Work.SCORE, alone, lambda group: task(group, [None]), keep, answers)
-            groups = [(part,) for part in self.parts if part.shard not in answers]
+        held = None if all(isinstance(rows, MappedRows) for rows in self.rows.values()) else tuple(self.earlier)
+        failed, groups = {}, self._groups(self.parts)
+        if held is not None:
+            failed = self._each(Work.SCORE, groups, lambda group: task(group, None), keep, answers)
+            groups = [group for group in groups if any(part.shard not in answers for part in group)]
         if groups and not failed:
             failed = self._each(Work.SCORE, groups, with_rows, keep, answers)
         if failed:
             raise explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
+        self.earlier += list(draws.centres)
         return [answers[shard] for shard in sorted(answers)]
 
     def forget(self) -> None:
@@ -151,17 +154,12 @@ class RunningShards:
                 wait([self.executor.submit(forget, self.job.token) for _ in self.parts], timeout=1)
 
     def _groups(self, left: list[Part]) -> list[Group]:
-        """Consecutive shards that are fitted together; which ones depends on the sizes of all shards alone."""
+        """Shards that are fitted together: those of these that are in the same batch of all shards."""
         numbers = _batch_of(self.sizes * self.job.plan.bundle)
         groups: dict[int, list[Part]] = {}
         for part in left:
             groups.setdefault(int(numbers[part.shard - 1]), []).append(part)
-        made: list[Group] = []
-        for group in groups.values():
-            # Shards of a batch of which some are done already are fitted alone, since their rows have gaps.
-            whole = len(group) == np.count_nonzero(numbers == numbers[group[0].shard - 1])
-            made += [tuple(group)] if whole else [(part,) for part in group]
-        return made
+        return [tuple(group) for group in groups.values()]
 
     def _each(
         self,

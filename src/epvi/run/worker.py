@@ -7,6 +7,7 @@ memory-mapped files. Compiled functions of a model are cached for the next shard
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
     columns = rows.columns()
     if job.keeps and isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
-    report = _Passes(job.passes, part.shard)
+    count = _Passes(job.passes, [part])
+    report = functools.partial(count, np.zeros(1, int))
     report(0)
     with _at_work(job, "the fit"):
         programs = programs_of(model_of(job.model), columns)
@@ -78,16 +80,8 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
 def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> list[ShardFit | None]:
     """Fit several shards together, whose rows lie one after the other; None for each that `run_shard` is to fit."""
     if job.keeps:
-        for part, own in zip(parts, rows, strict=True):
-            if isinstance(own, HeldRows):
-                _keep(job.token, part.shard, own)
+        _keep_all(job, parts, rows)
     columns, sizes = _joined(rows)
-    reports = [_Passes(job.passes, part.shard) for part in parts]
-
-    def report(shards: np.ndarray, passes: np.ndarray) -> None:
-        for shard, count in zip(shards, passes, strict=True):
-            reports[shard](int(count))
-
     with _at_work(job, "the fit"):
         programs = programs_of(model_of(job.model), columns)
         try:
@@ -95,32 +89,49 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
         except EpviError:
             # Each shard alone then says which of them has such rows.
             return [None] * len(parts)
-        return fit_regular(programs, columns, parts, sizes, job.plan, report)
+        return fit_regular(programs, columns, parts, sizes, job.plan, _Passes(job.passes, parts))
 
 
 def _joined(rows: Sequence[MappedRows | HeldRows]) -> tuple[Columns, list[int]]:
-    """The rows of several shards, one shard after the other, and how many each has; mapped rows are not copied."""
-    first, last = rows[0], rows[-1]
-    if isinstance(first, MappedRows) and isinstance(last, MappedRows):
-        sizes = [own.part.stop - own.part.start for own in rows if isinstance(own, MappedRows)]
-        return dataclasses.replace(first, part=slice(first.part.start, last.part.stop)).columns(), sizes
+    """The rows of several shards, one shard after the other, and how many each has; a mapped run is not copied."""
+    mapped = [own for own in rows if isinstance(own, MappedRows)]
+    if len(mapped) == len(rows) and all(a.part.stop == b.part.start for a, b in itertools.pairwise(mapped)):
+        whole = slice(mapped[0].part.start, mapped[-1].part.stop)
+        return dataclasses.replace(mapped[0], part=whole).columns(), [own.part.stop - own.part.start for own in mapped]
     each = [own.columns() for own in rows]
     sizes = [len(next(iter(columns.values()))) for columns in each]
     return {name: np.concatenate([columns[name] for columns in each]) for name in each[0]}, sizes
 
 
-def answer_shard(
-    job: Job, part: Part, rows: MappedRows | HeldRows | None, draws: Draws, scoring: Scoring, share: float
-) -> Scores | None:
-    """The scores of one shard; with `rows=None`, from rows that this process has kept, or None if it has not.
+class NoRows:
+    """The answer of a process that has not kept the rows that it is asked about."""
 
-    `share` is the part of all shards' rows that these are.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Question:
+    """What some shards are asked.
+
+    Attributes:
+        draws: the draws to score.
+        scoring: how.
+        share: the part of all shards' rows that these shards have.
+        earlier: the centres of earlier rounds, where shards cannot read in a file what they found then.
     """
+
+    draws: Draws
+    scoring: Scoring
+    share: float
+    earlier: tuple[np.ndarray, ...] = ()
+
+
+def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, question: Question) -> Scores | NoRows:
+    """The scores of one shard; with `rows=None`, from rows that this process has kept."""
+    draws, scoring, share = question.draws, question.scoring, question.share
     if isinstance(rows, HeldRows):
         _keep(job.token, part.shard, rows)
     rows = rows if rows is not None else _KEPT.get((job.token, part.shard))
     if rows is None:
-        return None
+        return NoRows()
     # Expansions are cached only in files that all workers share: the scores must not depend on which worker computes
     # them.
     memory = (
@@ -139,24 +150,28 @@ def answer_shard(
 
 
 def answer_batch(
-    job: Job,
-    parts: Sequence[Part],
-    rows: Sequence[MappedRows | HeldRows],
-    draws: Draws,
-    scoring: Scoring,
-    share: float,
-) -> list[Scores] | None:
-    """The scores of several shards, computed together; None if each is to answer alone."""
+    job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows] | None, question: Question
+) -> list[Scores] | NoRows | None:
+    """The scores of several shards, computed together; None if each is to answer alone.
+
+    With `rows=None` they are computed from rows that this process has kept.
+    """
+    if rows is None:
+        kept = [_KEPT.get((job.token, part.shard)) for part in parts]
+        rows = [own for own in kept if own is not None]
+        if len(rows) < len(parts):
+            return NoRows()
+    _keep_all(job, parts, rows)
     first = rows[0]
     file = first.folder / f"expansions-batch-{parts[0].shard}.npz" if isinstance(first, MappedRows) else None
-    known = ExpansionsCache(file)
+    known = ExpansionsCache(file, earlier=question.earlier)
     columns, sizes = _joined(rows)
     plan = job.plan
     with _at_work(job, "the scores"):
         programs = programs_of(model_of(job.model), columns)
-        points = plan.inference.points_at_once
-        asking = Asking(plan.rows_per_block, plan.provenance(), scoring.exact, points, checked=True, share=share)
-        return answer_together(programs, columns, sizes, parts, draws, asking, known)
+        points, exact = plan.inference.points_at_once, question.scoring.exact
+        asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, share=question.share)
+        return answer_together(programs, columns, sizes, parts, question.draws, asking, known)
 
 
 # Token of the call for which this process worked last.
@@ -190,6 +205,12 @@ def _keep(token: str, shard: int, rows: HeldRows) -> None:
     _KEPT[token, shard] = rows
 
 
+def _keep_all(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> None:
+    for part, own in zip(parts, rows, strict=True):
+        if isinstance(own, HeldRows):
+            _keep(job.token, part.shard, own)
+
+
 def forget(token: str) -> None:
     """Free the rows of a call that has ended."""
     for key in [key for key in _KEPT if key[0] == token]:
@@ -203,12 +224,13 @@ def model_of(model: bytes) -> Model:
 
 
 class _Passes:
-    """Writes a shard's number of passes to the memory-mapped file: 0 before it begins, p + 1 after pass p."""
+    """Writes the passes of some shards to the memory-mapped file: 0 before a shard begins, p + 1 after pass p."""
 
-    def __init__(self, path: Path | None, shard: int) -> None:
+    def __init__(self, path: Path | None, parts: Sequence[Part]) -> None:
         self._counts = None if path is None else np.load(path, mmap_mode="r+")
-        self._shard = shard
+        self._places = np.array([part.shard - 1 for part in parts])
 
-    def __call__(self, passes: int) -> None:
+    def __call__(self, shards: np.ndarray, passes: np.ndarray | float | int) -> None:
+        """Note the passes so far of some of the shards, by their positions."""
         if self._counts is not None:
-            self._counts[self._shard - 1] = passes + 1
+            self._counts[self._places[shards]] = np.asarray(passes) + 1

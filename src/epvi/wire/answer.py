@@ -4,6 +4,7 @@ Takes and gives `Scores`, in an envelope of the kind "scores", or "moments" when
 """
 
 import dataclasses
+import functools
 import os
 from fractions import Fraction
 from pathlib import Path
@@ -125,11 +126,22 @@ class Scores:
     @property
     def num_numbers(self) -> int:
         """How many float64 numbers it has in a file."""
-        return sum(array.size for array in _arrays(self).values())
+        parts = [self.centres, *([] if self.moments is None else [self.moments])]
+        plain = [self.values, self.echo, self.rows.gradient, *(array for part in parts for array in part[:2])]
+        plain += [] if self.exact else [self.errors]
+        hessians = [self.rows.products[None], *(part.hessian for part in parts)]
+        return sum(array.size for array in plain) + sum(_num_free(array.shape) for array in hessians)
 
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, by atomic rename."""
         return envelope.save(path, pack_scores(self), unpack_scores)
+
+
+@functools.lru_cache
+def _num_free(shape: tuple[int, ...]) -> int:
+    """How many numbers Hessians of this shape have in a file."""
+    some = np.zeros(shape)
+    return form_of(some[0]).flat(some).size
 
 
 def pack_scores(scores: Scores) -> Envelope:

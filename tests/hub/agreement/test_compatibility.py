@@ -12,7 +12,7 @@ from sentences import refused
 
 import epvi
 from epvi.site.derivatives.passes import programs_of
-from epvi.site.tasks.fingerprint import _mixed, hash_fixed, hash_rows, model_values
+from epvi.site.tasks.fingerprint import _mixed, hash_each, hash_fixed, hash_rows, model_values
 from epvi.wire.shard_fit import Provenance
 
 RNG = np.random.default_rng(0)
@@ -170,12 +170,19 @@ def test_rows_with_and_without_values_that_float32_rounds_are_one_table_in_any_o
     assert len(parts | {made}) == 4
 
 
+def test_hashes_of_shards_that_lie_one_after_the_other_are_those_of_each_alone():
+    rng = np.random.default_rng(3)
+    sizes = [1, 2000, 3, 70_000, 1, 500]
+    x, ends = rng.standard_normal((sum(sizes), 3)), np.cumsum(sizes)
+    rows = {"x": np.where(rng.random(x.shape) < 0.5, x.astype(np.float32), x), "y": rng.integers(2, size=len(x))}
+    each = [{name: column[b - n : b] for name, column in rows.items()} for b, n in zip(ends, sizes, strict=True)]
+    assert hash_each(rows, sizes, "key") == [hash_rows(own, "key") for own in each]
+
+
 def test_what_a_label_adds_to_the_sum_over_rows_differs_from_row_to_row():
     """Were the sum's change for a label of 1 the same in two rows, their labels could be swapped unseen."""
     x = np.arange(2000.0, dtype=np.float32)
-    changes = np.array(
-        [_mixed([x[i : i + 1], np.ones(1)]) - _mixed([x[i : i + 1], np.zeros(1)]) for i in range(len(x))]
-    )
+    changes = (_mixed([x, np.ones(len(x))]) - _mixed([x, np.zeros(len(x))])).T
     # 2000 rows have 2·10⁶ pairs, and 48 bits 2.8·10¹⁴ values: of chance alone, one pair in 10⁸ such tests.
     for part in (changes & np.uint64(2**48 - 1), changes >> np.uint64(16)):
         assert [len(np.unique(lane)) for lane in part.T] == [2000, 2000]

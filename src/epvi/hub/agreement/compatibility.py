@@ -13,7 +13,7 @@ from typing import Any
 from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.wire.answer import Scores
-from epvi.wire.shard_fit import ShardFit, plain_coding
+from epvi.wire.shard_fit import Provenance, ShardFit, plain_coding
 
 # Characters of a hash of rows as epvi writes it, of which the first four identify the hash key.
 _HASH_DIGITS, _KEY_DIGITS = 36, 4
@@ -92,6 +92,8 @@ def _check_pair(first: ShardFit, fit: ShardFit) -> None:
 def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
     """Refuse fits or scores of different models, or of rows that were coded differently."""
     a, b = first.made_of, fit.made_of
+    if _compared(a) == _compared(b):
+        return
     said = f"{fit.called} and {first.called}"
     name = _first_difference(a.fixed, b.fixed)
     if name is not None:
@@ -119,6 +121,12 @@ def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
             f"{said} come from different models ({b.model} and {a.model}, whose {part} differs): fit both with one and"
             " the same model file."
         )
+
+
+def _compared(made_of: Provenance) -> tuple[Any, ...]:
+    """All that is compared; NaN equals nothing, so that unequal ones may still agree."""
+    coding = made_of.fixed, made_of.columns, made_of.levels, made_of.standardised
+    return *coding, made_of.prior_values, made_of.row_values
 
 
 def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:

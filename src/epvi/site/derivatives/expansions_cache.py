@@ -5,17 +5,22 @@ there, in memory or in a file that other processes read as well.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float
 
-from epvi.site.derivatives.expansion import Taylor
+from epvi.gaussian.matrices import positive_definite
+from epvi.site.derivatives.expansion import ALIKE, Taylor
 from epvi.site.derivatives.expansion_cache import NEAR, write_arrays
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.subposteriors import Subposteriors
 
 _FIELDS = ("centre", "value", "gradient", "hessian")
+# Outer products of shards with more than twice as many rows are computed from so many, the number that a shard which
+# answers alone uses at first. Judgement.
+_ROWS_OF_PRODUCTS = 2**11
 
 
 @dataclasses.dataclass(eq=False)
@@ -28,10 +33,19 @@ class ExpansionsCache:
     known: list[Taylors] = dataclasses.field(default_factory=list)
     # The sums of outer products at the first of these points.
     products: Float[np.ndarray, "B d d"] | None = None
+    # The points of earlier rounds, where there is no file: what is not known of them is computed again, so that answers
+    # do not depend on which process gave the earlier ones.
+    earlier: Sequence[Float[np.ndarray, " d"]] = ()
 
     def about(self, each: Subposteriors, point: Float[np.ndarray, " d"]) -> Taylors:
         """The expansions of all shards about a point, or known ones about a point near it."""
         self._read()
+        points, self.earlier = self.earlier, ()
+        for before in points:
+            self._about(each, before)
+        return self._about(each, point)
+
+    def _about(self, each: Subposteriors, point: Float[np.ndarray, " d"]) -> Taylors:
         for one in self.known:
             if float(summed(one).distances(point - one.centre[0])) <= NEAR:
                 return one
@@ -44,9 +58,9 @@ class ExpansionsCache:
     def spread(self, each: Subposteriors, one: Taylors) -> Float[np.ndarray, "B d d"]:
         """The sums of outer products at the point of known expansions."""
         if one is not self.known[0]:
-            return each.spread(one.centre[0])
+            return _spread(each, one)
         if self.products is None:
-            self.products = each.spread(one.centre[0])
+            self.products = _spread(each, one)
             self._write()
         return self.products
 
@@ -63,6 +77,23 @@ class ExpansionsCache:
             for i in range(sum(name.startswith("centre") for name in arrays)):
                 self.known.append(Taylors(*(arrays[f"{name}{i}"] for name in _FIELDS)))
             self.products = dict(arrays).get("products")
+
+
+def _spread(each: Subposteriors, one: Taylors) -> Float[np.ndarray, "B d d"]:
+    """The sums of outer products, of shards with many rows from a subsample, unless it lacks rows that matter.
+
+    By the information identity they are near the negative Hessians; where they are not, all rows are used.
+    """
+    point, sizes = one.centre[0], each.sizes
+    if np.any(sizes > 2 * _ROWS_OF_PRODUCTS):
+        rng = np.random.default_rng(0)
+        few = np.where(sizes > 2 * _ROWS_OF_PRODUCTS, _ROWS_OF_PRODUCTS, sizes)
+        chosen = [np.sort(rng.choice(n, k, replace=False, shuffle=False)) for n, k in zip(sizes, few, strict=True)]
+        made = each.thinned(np.arange(each.num_shards), chosen).spread(point)
+        alike = positive_definite(ALIKE * made + one.hessian) & positive_definite(-ALIKE * one.hessian - made)
+        if np.all(alike):
+            return made
+    return each.spread(point)
 
 
 def summed(one: Taylors) -> Taylor:

@@ -28,7 +28,7 @@ from epvi.site.rows.columns import Columns, let_go
 _MOST_SUMS, _MOST_POINTS = 2**19, 64
 # Totals over the rows are converted to derivatives of log p_m for this many points at a time: the numbers of points for
 # which programs are compiled. Judgement: one, the usual number of components, and batches of shards.
-_TOGETHER = (1, 4, 16, 64)
+_TOGETHER = (1, 4, 16, 64, 512)
 # The same for values only, without derivatives.
 _VALUES_TOGETHER = (*_TOGETHER, 4096)
 # Most numbers of derivatives that are made of totals at a time, 8 MB in float64, so that they stay in the cache.

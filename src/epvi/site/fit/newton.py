@@ -79,9 +79,19 @@ class Newton(NamedTuple):
         return np.linalg.norm(vectors / self.units, axis=-1)
 
 
+# Which of B climbs need not go on, by their points, Hessians and Newton steps there.
+Enough = Callable[[np.ndarray, np.ndarray, Newton], np.ndarray]
+
+
 # 100 steps at most. Judgement: quadratic convergence takes far fewer, and all callers in epvi set their own limit.
-def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_steps: int = 100) -> Climbed:
-    """Maximise from each start until the Newton decrement is below the tolerance.
+def climb(
+    evaluate: Evaluate,
+    start: np.ndarray,
+    precision: Tolerances,
+    max_steps: int = 100,
+    enough: Enough | None = None,
+) -> Climbed:
+    """Maximise from each start until the Newton decrement is below the tolerance, or until it is `enough`.
 
     `evaluate(points, active)` need not compute anything at points that are not active.
     """
@@ -93,6 +103,8 @@ def climb(evaluate: Evaluate, start: np.ndarray, precision: Tolerances, max_step
     dead = ~(np.isfinite(value) & np.all(np.isfinite(gradient), axis=1) & np.all(np.isfinite(hessian), axis=(1, 2)))
     concave, foretold = newton.falls.copy(), np.zeros(len(points), bool)
     for _ in range(max_steps):
+        if enough is not None:
+            foretold |= enough(points, hessian, newton)
         active = ~(dead | foretold | (newton.decrement <= tolerance))
         # A radius at the rounding error of the point allows no further progress.
         active &= radius > 1e-13 * (1 + newton.length(points))

@@ -24,14 +24,15 @@ from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.few_hessians import OneShard, only_mode
 from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.ladder import NEAR_ENOUGH, fewer_in_first_part, first_part, part_sizes, scaled_starts
-from epvi.site.fit.modes import MOST_ON_TALL, SAME_MODE
+from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.monte_carlo import base_draws
-from epvi.site.fit.newton import Climbed, Tolerances, climb
+from epvi.site.fit.newton import Climbed, Tolerances, climb, newton_steps
+from epvi.site.fit.one_mode import OneModeSearch, climbed
 
 _LOG_2PI = float(np.log(2 * np.pi))
-# Most Newton steps from a start, and on more rows from the mode of fewer: a shard that needs more is fitted alone.
-# Judgement: a log-concave density takes about ten.
-_MOST_STEPS, _MORE_STEPS = 30, 15
+# Most Newton steps on more rows from the mode of fewer: a shard that needs more is fitted alone. Judgement: a
+# log-concave density takes about four.
+_MORE_STEPS = 15
 # Draws at which values are computed in one pass over the rows. Judgement: it bounds the memory of a block.
 _DRAWS_AT_ONCE = 64
 # A regular shard is recognised with a fraction of the draws that `num_draws` allows, 64 of 256 at most, fewer with a
@@ -87,7 +88,7 @@ class Ends(NamedTuple):
 
     # The mode of each shard, with value, gradient and Hessian.
     at: Taylors
-    # Whether the search met its tolerance, through concave regions only, from all its starts.
+    # Whether the search met its tolerance, and found no other mode.
     good: Bool[np.ndarray, " B"]
 
 
@@ -145,7 +146,20 @@ class RegularShards:
             some = rest[(sub.sizes[rest] * sub.programs.target.bundle >= TALL) == tall]
             if len(some):
                 self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
-        return ends
+        return self._polished(ends)
+
+    def _polished(self, ends: Ends) -> Ends:
+        """The modes after one more Newton step, without a pass: they then hardly depend on where the search began."""
+        centre, value, gradient, hessian = dataclasses.astuple(ends.at)
+        newton = newton_steps(gradient, hessian, self.precision.floor)
+        near = newton.falls & (newton.decrement <= self.precision.tolerance)
+        at = Taylors(
+            np.where(near[:, None], centre + newton.step, centre),
+            np.where(near, value + newton.decrement, value),
+            np.where(near[:, None], 0.0, gradient),
+            hessian,
+        )
+        return Ends(at, ends.good)
 
     def _by_gradients(self, rngs: list[np.random.Generator]) -> Ends:
         """The modes of shards with many parameters, one shard after the other, with few Hessians."""
@@ -176,41 +190,19 @@ class RegularShards:
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
     ) -> None:
         """Climb from several starts; the shards are number `own` of `sub`."""
-        k, d = self.num_starts, sub.dim
-        starts = np.tile(scaled_starts(self.starts)[:k], (len(shards), 1))
-        found = self._climbed(sub, np.repeat(own, k), starts, precision, _MOST_STEPS)
-        points = found.points.reshape(-1, k, d)
-        # With group effects integrated out, the density is concave near the mode only: a scale has flat tails.
-        concave = found.concave if sub.programs.target.bundle == 1 else positive_definite(-found.hessian)
-        fine = np.all((found.converged & concave).reshape(-1, k), axis=1)
-        one = Climbed(*(part.reshape(-1, k, *part.shape[1:])[:, 0] for part in found))
-        with np.errstate(all="ignore"):
-            away = points - points[:, :1]
-            distance = -np.einsum("bki,bij,bkj->bk", away, one.hessian, away)
-            fine &= np.all(distance < SAME_MODE**2, axis=1)
-        _put(ends, shards, one, fine)
+        search = OneModeSearch(sub, scaled_starts(self.starts), self.num_starts, precision)
+        made = search.run(own)
+        _put(ends, shards, made.found, made.fine)
+        ends.at.centre[shards] = made.onwards
 
     def _follow(
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
     ) -> None:
         """Climb from the modes of fewer rows."""
-        found = self._climbed(sub, own, ends.at.centre[shards], precision, _MORE_STEPS)
+        found = climbed(sub, own, ends.at.centre[shards], precision, _MORE_STEPS)
         if precision.trusting:
             found = _last_step(sub, own, found, precision._replace(trusting=False))
-        _put(ends, shards, found, found.converged & found.concave)
-
-    def _climbed(
-        self, sub: Subposteriors, owner: np.ndarray, starts: np.ndarray, precision: Tolerances, max_steps: int
-    ) -> Climbed:
-        d = sub.dim
-
-        def evaluate(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
-            made = tuple(np.full((len(theta), *shape), np.nan) for shape in ((), (d,), (d, d)))
-            for whole, part in zip(made, sub.second_order(theta[active], owner[active]), strict=True):
-                whole[active] = part
-            return made
-
-        return climb(evaluate, starts, precision, max_steps)
+        _put(ends, shards, found, found.converged & positive_definite(-found.hessian))
 
     def _at_modes(self, shards: np.ndarray, at: Taylors, rngs: list[np.random.Generator]) -> list[LocalFit | None]:
         """One Gaussian at each mode, with the Laplace covariance."""

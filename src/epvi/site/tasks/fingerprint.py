@@ -10,7 +10,7 @@ rows.
 import hashlib
 import hmac
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -90,23 +90,33 @@ def _canonical(value: Any) -> bytes:
 
 def hash_rows(columns: Columns, key: str) -> str:
     """A keyed hash of the rows, which depends neither on their order nor on the dtypes that hold the same values."""
-    names = sorted(columns)
-    n = len(columns[names[0]])
-    block = max(_FEWEST, _VALUES // (_BESIDES + sum(math.prod(columns[name].shape[1:]) for name in names)))
-    total = np.zeros(2, np.uint64)
-    for start in range(0, n, block):
+    return hash_each(columns, [len(next(iter(columns.values())))], key)[0]
+
+
+def hash_each(columns: Columns, sizes: Sequence[int], key: str) -> list[str]:
+    """The hash of the rows of each of several shards, whose rows lie one after the other; each has some."""
+    names, ends = sorted(columns), np.cumsum(sizes)
+    starts = ends - sizes
+    shapes = [columns[name].shape[1:] for name in names]
+    block = max(_FEWEST, _VALUES // (_BESIDES + sum(map(math.prod, shapes))))
+    totals = np.zeros((2, len(sizes)), np.uint64)
+    for start in range(0, int(ends[-1]), block):
+        lanes = _mixed([columns[name][start : min(start + block, int(ends[-1]))] for name in names])
+        # The shards with rows in this block, and where their rows begin in it.
+        first, last = np.searchsorted(ends, [start, start + lanes.shape[1] - 1], side="right")
+        begins = np.maximum(starts[first : last + 1] - start, 0)
         # A sum of the hashes of all rows does not depend on their order.
-        total += _mixed([columns[name][start : start + block] for name in names])
+        totals[:, first : last + 1] += np.add.reduceat(lanes, begins, axis=1)
         let_go(columns, start, start + block)
-    said = repr((n, names, [columns[name].shape[1:] for name in names], total.tolist()))
-    digest = hmac.new(key.encode(), said.encode(), hashlib.sha256).hexdigest()[:32]
     # With different keys the same rows would go unnoticed: four hexadecimal digits show whether keys differ, and do not
     # reveal them.
-    return hmac.new(key.encode(), b"key", hashlib.sha256).hexdigest()[:4] + digest
+    shown = hmac.new(key.encode(), b"key", hashlib.sha256).hexdigest()[:4]
+    said = [repr((n, names, shapes, total)) for n, total in zip(map(int, sizes), totals.T.tolist(), strict=True)]
+    return [shown + hmac.new(key.encode(), one.encode(), hashlib.sha256).hexdigest()[:32] for one in said]
 
 
 def _mixed(blocks: list[np.ndarray]) -> np.ndarray:
-    """Hash each row to two 64-bit numbers, its state after all words and the sum of the states, and sum over rows."""
+    """Hash each row to two 64-bit numbers, its state after all words and the sum of the states, (2, n)."""
     lanes = np.empty((2, len(blocks[0])), np.uint64)
     lanes.T[:] = _ODD
     for block in blocks:
@@ -123,7 +133,7 @@ def _mixed(blocks: list[np.ndarray]) -> np.ndarray:
     for odd in _ODD:
         lanes *= odd
         lanes ^= lanes >> _HALF
-    return np.add.reduce(lanes, axis=1)
+    return lanes
 
 
 def _words(block: np.ndarray) -> Iterator[tuple[Any, np.ndarray]]:

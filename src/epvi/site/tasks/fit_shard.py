@@ -26,7 +26,7 @@ from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.rows.table import Table
-from epvi.site.tasks.fingerprint import hash_fixed, hash_rows, model_values
+from epvi.site.tasks.fingerprint import hash_each, hash_fixed, hash_rows, model_values
 from epvi.wire.shard_fit import Part, Provenance, ShardFit
 
 ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
@@ -147,7 +147,8 @@ def fit_columns(
     inference = plan.inference.settled(programs.target.space.dim, part.num_shards)
     common, (key,) = plan.keys([part])
     made = inference.fit(subposterior.bounded(), columns, common=common, key=key)
-    return _shard_fit(programs, columns, part, plan, made, time.perf_counter() - start)
+    made_of = dataclasses.replace(plan.provenance(), rows=hash_rows(columns, plan.hash_key))
+    return _shard_fit(programs, columns, part, made_of, made, time.perf_counter() - start)
 
 
 def fit_regular(
@@ -169,16 +170,20 @@ def fit_regular(
     inference = plan.inference.settled(subposteriors.dim, parts[0].num_shards)
     common, keys = plan.keys(parts)
     made = inference.fit_together(subposteriors, common=common, keys=keys)
+    if all(fit is None for fit in made):
+        return [None] * len(parts)
+    made_of, hashes = plan.provenance(), hash_each(columns, sizes, plan.hash_key)
+    seconds = (time.perf_counter() - start) / sum(sizes)
     fits: list[ShardFit | None] = []
-    for part, fit, begin, size in zip(parts, made, windows.bounds[:-1], sizes, strict=True):
+    for part, fit, begin, size, rows in zip(parts, made, windows.bounds[:-1], sizes, hashes, strict=True):
         own = {name: column[begin : begin + size] for name, column in columns.items()}
-        seconds = (time.perf_counter() - start) * size / sum(sizes)
-        fits.append(None if fit is None else _shard_fit(programs, own, part, plan, fit, seconds))
+        known = dataclasses.replace(made_of, rows=rows)
+        fits.append(None if fit is None else _shard_fit(programs, own, part, known, fit, seconds * size))
     return fits
 
 
 def _shard_fit(
-    programs: Programs, columns: Columns, part: Part, plan: FitPlan, made: LocalFit, seconds: float
+    programs: Programs, columns: Columns, part: Part, made_of: Provenance, made: LocalFit, seconds: float
 ) -> ShardFit:
     return ShardFit(
         mixture=made.mixture,
@@ -194,7 +199,7 @@ def _shard_fit(
         gap=made.gap,
         passes=made.passes,
         pass_seconds=made.pass_seconds,
-        made_of=dataclasses.replace(plan.provenance(), rows=hash_rows(columns, plan.hash_key)),
+        made_of=made_of,
         seconds=seconds,
     )
 

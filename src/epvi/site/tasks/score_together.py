@@ -154,12 +154,20 @@ def _allotted(
     values = _expanded(own, draws.theta, np.argmin(distance, axis=0))
     left = made.values - np.sum(values, axis=0)
     moments = None if made.moments is None else _moments(own, whole, made.moments, draws, shares)
-    answers = []
-    for m, share in enumerate(shares):
-        centres = Derivatives(*(np.stack([getattr(one, name)[m] for one in moved]) for name in Derivatives._fields))
-        rest = made._replace(values=values[m] + share * left, errors=made.errors * np.sqrt(share), centres=centres)
-        answers.append(rest._replace(moments=None if moments is None else moments[m], rows=rows[m]))
-    return answers
+    stacked = [np.stack([getattr(one, name) for one in moved], axis=1) for name in Derivatives._fields]
+    values += shares[:, None] * left
+    errors = np.sqrt(shares)[:, None] * made.errors
+    return [
+        Answers(
+            values[m],
+            errors[m],
+            Derivatives(*(array[m] for array in stacked)),
+            rows[m],
+            None if moments is None else moments[m],
+            made.exact,
+        )
+        for m in range(len(shares))
+    ]
 
 
 def _expanded(own: list[Taylors], theta: np.ndarray, nearest: np.ndarray) -> Float[np.ndarray, "B S"]:
@@ -167,6 +175,8 @@ def _expanded(own: list[Taylors], theta: np.ndarray, nearest: np.ndarray) -> Flo
     values = np.empty((len(own[0].value), len(theta)))
     for i, one in enumerate(own):
         chosen = nearest == i
+        if np.all(chosen):
+            return _quadratics(one, theta - one.centre[0])
         values[:, chosen] = _quadratics(one, theta[chosen] - one.centre[0])
     return values
 
@@ -197,7 +207,5 @@ def _moments(
         gradients.append(gradient + shares[:, None] * (made.gradient[c] - np.sum(gradient, axis=0)))
         left = made.hessian[c] - np.sum(one.hessian, axis=0)
         hessians.append(one.hessian + shares[:, None, None] * left)
-    return [
-        Expected(*(np.stack([part[m] for part in some]) for some in (values, gradients, hessians)))
-        for m in range(len(shares))
-    ]
+    stacked = [np.stack(some, axis=1) for some in (values, gradients, hessians)]
+    return [Expected(*(array[m] for array in stacked)) for m in range(len(shares))]

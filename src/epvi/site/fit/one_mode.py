@@ -1,0 +1,180 @@
+"""Searches for the only mode of each of many shards, from several starts that all have to end there.
+
+Takes the subposteriors of B shards and starts; gives for each shard where its search ended, and whether it has one mode
+as far as the search shows: a few climbs all went there through concave regions only, or, where the density is not
+concave everywhere (scales, dispersions), those of all starts that end at a mode end at the same one. Of many shards,
+rows are pooled first and climbed from all starts; then each shard is climbed from the mode of the pool and from some of
+the starts, in turn.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.fit.modes import SAME_MODE
+from epvi.site.fit.newton import Climbed, Enough, Newton, Tolerances, climb, newton_steps
+
+# Most Newton steps from a start: a shard that needs more is fitted alone. Judgement: a log-concave density takes about
+# ten, and others often take twice as many.
+_MOST_STEPS = 30
+# Least part of the climbs that have to end at the mode where the density is not concave everywhere; the others have
+# ended nowhere, in flat tails. Judgement.
+_LEAST_PART = 0.5
+# A climb has met another one if its quadratic model has its maximum where the other ends, and is at most this many nats
+# higher there. Judgement: it is then within 1.4 standard deviations of it, in a concave region.
+_MET = 1.0
+# Least number of shards of which rows are pooled, and rows of the pool. Judgement: so many shards are climbed from each
+# start several times; the pool has at least a hundred rows for each parameter.
+_MANY, _POOLED_ROWS = 16, 2**14
+# Largest squared distance between the modes of a shard's subsample and of the pool that counts as sampling error,
+# relative to its expectation, d in standard deviations of the subsample. Judgement.
+_SAMPLING_ERROR = 2.0
+# Starts of each shard beside the mode of the pool: where the density is concave on the way, and elsewhere. Judgement.
+_DISTANT, _MORE_DISTANT = 1, 2
+
+
+class _Way(NamedTuple):
+    """What a search asks of the climbs from several starts to one mode."""
+
+    # The number of starts, and of those of each shard beside the mode of a pool.
+    num_starts: int
+    num_distant: int
+    # Least part of the climbs that have to end at the mode; none may end elsewhere.
+    least_part: float
+    # Whether climbs may go through regions in which the density is not concave.
+    anywhere: bool
+
+
+class Searched(NamedTuple):
+    """Where the searches of b shards ended."""
+
+    # The highest ends of their climbs.
+    found: Climbed
+    # Whether it is their only mode, as far as the climbs show.
+    fine: Bool[np.ndarray, " b"]
+    # Where to go on with more rows, if these were subsamples.
+    onwards: Float[np.ndarray, "b d"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneModeSearch:
+    """The search for the only modes of shards with these subposteriors."""
+
+    subposteriors: Subposteriors
+    # The starts.
+    starts: Float[np.ndarray, "n d"]
+    # The number of starts that are enough where all climbs from them go through concave regions.
+    few: int
+    precision: Tolerances
+
+    def run(self, own: Int[np.ndarray, " b"]) -> Searched:
+        """The ends of the climbs of some shards, which are in increasing order."""
+        made = self._searched(own, _Way(self.few, _DISTANT, 1.0, anywhere=False))
+        rest = np.flatnonzero(~made.fine)
+        if len(rest):
+            anywhere = _Way(len(self.starts), _MORE_DISTANT, _LEAST_PART, anywhere=True)
+            more = self._searched(own[rest], anywhere)
+            for whole, part in zip((*made.found, *made[1:]), (*more.found, *more[1:]), strict=True):
+                whole[rest] = part
+        return made
+
+    def _searched(self, own: Int[np.ndarray, " b"], way: _Way) -> Searched:
+        starts = self.starts[: way.num_starts]
+        if len(own) < _MANY:
+            return self._from(own, np.broadcast_to(starts, (len(own), *starts.shape)), way)
+        pooled = dataclasses.replace(self, subposteriors=_pooled(self.subposteriors, own))
+        pool = pooled._from(np.zeros(1, int), starts[None], way)
+        if not pool.fine[0]:
+            found = Climbed(*(np.repeat(part, len(own), axis=0) for part in pool.found))
+            return Searched(found, np.zeros(len(own), bool), found.points.copy())
+        turn = np.arange(len(own))[:, None] * way.num_distant + np.arange(way.num_distant)
+        middle = np.broadcast_to(pool.found.points, (len(own), starts.shape[1]))
+        made = self._from(own, np.concatenate([middle[:, None], starts[turn % len(starts)]], axis=1), way)
+        return made._replace(onwards=self._onwards(own, made.found, middle))
+
+    def _onwards(self, own: np.ndarray, found: Climbed, middle: np.ndarray) -> Float[np.ndarray, "b d"]:
+        """The modes of subsamples are off by sampling error: that of the pool is better, if it is no farther."""
+        weights = self.subposteriors.weights[own]
+        with np.errstate(all="ignore"):
+            away = middle - found.points
+            squares = -np.einsum("bi,bij,bj->b", away, found.hessian, away)
+            near = (weights > 1) & (squares < _SAMPLING_ERROR * middle.shape[1] * weights)
+        return np.where(near[:, None], middle, found.points)
+
+    def _from(self, own: Int[np.ndarray, " b"], starts: Float[np.ndarray, "b k d"], way: _Way) -> Searched:
+        """Climb from k starts each, and compare where they end."""
+        sub, (_, k, d) = self.subposteriors, starts.shape
+
+        def met(points: np.ndarray, hessian: np.ndarray, newton: Newton) -> np.ndarray:
+            """Which climbs need not go on, because they meet the first one; that one always goes on."""
+            first = np.arange(0, len(points), k)
+            return _meets(points, hessian, newton, first) & (np.arange(len(points)) % k > 0)
+
+        found = climbed(sub, np.repeat(own, k), starts.reshape(-1, d), self.precision, _MOST_STEPS, met)
+        newton = newton_steps(found.gradient, found.hessian, self.precision.floor)
+        # With group effects integrated out, the density is concave near the mode only: a scale has flat tails.
+        bundled = sub.programs.target.bundle > 1
+        ended = found.converged & newton.falls & (found.concave | bundled | way.anywhere)
+        # Those that only met the first one have not arrived.
+        arrived = ended & (newton.decrement <= self.precision.tolerance)
+        best = np.argmax(np.where(arrived, found.value, -np.inf).reshape(-1, k), axis=1) + np.arange(0, len(ended), k)
+        same = ended & _meets(found.points, found.hessian, newton, best)
+        elsewhere = np.any((found.converged & ~same).reshape(-1, k), axis=1)
+        fine = arrived[best] & (np.mean(same.reshape(-1, k), axis=1) >= way.least_part) & ~elsewhere
+        one = Climbed(*(part[best] for part in found))
+        return Searched(one, fine, one.points.copy())
+
+
+def _meets(
+    points: Float[np.ndarray, "P d"], hessian: Float[np.ndarray, "P d d"], newton: Newton, one: Int[np.ndarray, " b"]
+) -> Bool[np.ndarray, " P"]:
+    """Which climbs are near a mode that is the same as that of climb `one` of their shard, by the curvature at both.
+
+    Towards a maximum at infinity the curvature vanishes: by the smaller one alone, points far out would be the same.
+    """
+    k, d = len(points) // len(one), points.shape[1]
+    with np.errstate(all="ignore"):
+        near = newton.falls & (newton.decrement <= _MET)
+        ends = points + newton.step
+        away = ends.reshape(-1, k, d) - ends[one][:, None]
+        there = -np.einsum("bki,bij,bkj->bk", away, hessian[one], away)
+        here = -np.einsum("bki,bkij,bkj->bk", away, hessian.reshape(-1, k, d, d), away)
+        same = (there < SAME_MODE**2) & (here < SAME_MODE**2)
+        return (near.reshape(-1, k) & near[one][:, None] & same).ravel()
+
+
+def _pooled(sub: Subposteriors, own: Int[np.ndarray, " b"]) -> Subposteriors:
+    """One subposterior of rows of all these shards, with their average share of the prior and number of rows."""
+    bounds = sub.windows.bounds
+    rows = np.concatenate([np.arange(bounds[m], bounds[m + 1]) for m in own])
+    places = rows[:: max(len(rows) * sub.programs.target.bundle // _POOLED_ROWS, 1)]
+    weight = np.mean(sub.weights[own] * sub.sizes[own]) / len(places)
+    made = sub.of_rows(np.array([len(places)]), places, np.mean(sub.shares[own])[None], np.array([weight]))
+    # The same windows as those of the shards, so that compiled programs are shared.
+    windows = dataclasses.replace(sub.windows, bounds=made.windows.bounds)
+    return dataclasses.replace(made, windows=windows)
+
+
+def climbed(
+    sub: Subposteriors,
+    owner: Int[np.ndarray, " P"],
+    starts: Float[np.ndarray, "P d"],
+    precision: Tolerances,
+    max_steps: int,
+    enough: Enough | None = None,
+) -> Climbed:
+    """Maximise the subposteriors of the shards `owner` from these starts."""
+
+    def evaluate(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
+        if np.all(active):
+            return sub.second_order(theta, owner)
+        d = sub.dim
+        made = tuple(np.full((len(theta), *shape), np.nan) for shape in ((), (d,), (d, d)))
+        for whole, part in zip(made, sub.second_order(theta[active], owner[active]), strict=True):
+            whole[active] = part
+        return made
+
+    return climb(evaluate, starts, precision, max_steps, enough)
