@@ -104,34 +104,34 @@ def test_two_modes_of_many_shards_are_not_taken_for_one():
     assert not np.any(search_of(squared, sizes, rows).run(np.arange(80)).fine)
 
 
+def watch(monkeypatch):
+    """The numbers of climbs of each call."""
+    numbers, climb = [], one_mode.climb
+
+    def counted(evaluate, starts, *rest):
+        numbers.append(len(starts))
+        return climb(evaluate, starts, *rest)
+
+    monkeypatch.setattr(one_mode, "climb", counted)
+    return numbers
+
+
 def test_many_shards_are_climbed_from_the_pool_and_few_from_all_starts(monkeypatch):
     sizes = [60] * 80
-    search = search_of(logistic, sizes, rows_of(sizes))
-    evaluated = []
-    monkeypatch.setattr(
-        one_mode,
-        "climb",
-        lambda evaluate, starts, *rest, climb=one_mode.climb: (
-            evaluated.append(len(starts)) or climb(evaluate, starts, *rest)
-        ),
-    )
-    many = search.run(np.arange(80))
-    assert evaluated == [4, 2 * 80]
-    evaluated.clear()
-    few = search.run(np.arange(10))
-    assert evaluated == [4 * 10]
+    search, numbers = search_of(logistic, sizes, rows_of(sizes)), watch(monkeypatch)
+    many, few = search.run(np.arange(80)), search.run(np.arange(10))
+    assert numbers == [4, 2 * 80, 4 * 10]
     assert np.all(many.fine)
     assert np.all(few.fine)
     np.testing.assert_allclose(many.found.points[:10], few.found.points, atol=1e-4)
 
 
-def test_one_shard_that_disagrees_has_all_climbed_from_all_starts(monkeypatch):
+def test_if_one_shard_disagrees_all_are_climbed_from_all_starts(monkeypatch):
     sizes = [60] * 80
-    rows = rows_of(sizes)
-    # The labels of one shard are separated: without a share of the prior it has no mode.
-    rows["y"][:60] = rows["x"][:60, 0] > 0
-    search = search_of(logistic, sizes, rows)
-    search.subposteriors.shares[0] = 0.0
-    found = search.run(np.arange(80))
-    assert not found.fine[0]
-    assert np.all(found.fine[1:])
+    search, numbers = search_of(logistic, sizes, rows_of(sizes)), watch(monkeypatch)
+    begun = OneModeSearch._from_pool
+    monkeypatch.setattr(
+        OneModeSearch, "_from_pool", lambda self, own: begun(self, own)._replace(fine=np.arange(len(own)) != 7)
+    )
+    assert np.all(search.run(np.arange(80)).fine)
+    assert numbers == [4, 2 * 80, 4 * 80]
