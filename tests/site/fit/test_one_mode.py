@@ -84,10 +84,10 @@ def test_a_shard_among_many_gets_what_it_gets_alone(model, sizes, settings):
         root = np.linalg.cholesky(np.asarray(alone.mixture.covariances())[0])
         away = np.linalg.solve(root, (one.mixture.means - alone.mixture.means)[0])
         assert np.linalg.norm(away) < 1e-6
-        np.testing.assert_allclose(one.mixture.roots, alone.mixture.roots, rtol=1e-5, atol=1e-5)
-        # A scale that a shard hardly determines has draws in far tails, where a shift of 1e-6 sds is seen.
-        allowed = 1e-4 + 1e-3 * float(alone.elbo.standard_error)
-        np.testing.assert_allclose(float(one.elbo.value), float(alone.elbo.value), rtol=0, atol=allowed)
+        np.testing.assert_allclose(one.mixture.roots, alone.mixture.roots, rtol=1e-4, atol=1e-5)
+        # Hardly bounded by a small share of the prior, a scale gives the ELBO a standard error of hundreds of nats.
+        noise = float(alone.elbo.standard_error)
+        np.testing.assert_allclose(float(one.elbo.value), float(alone.elbo.value), rtol=0, atol=1e-4 + 1e-3 * noise)
 
 
 def search_of(model, sizes, rows):
@@ -106,22 +106,23 @@ def test_two_modes_of_many_shards_are_not_taken_for_one():
     assert not np.any(search_of(squared, sizes, rows).run(np.arange(80)).fine)
 
 
+def watch(monkeypatch):
+    """The numbers of climbs of each call."""
+    numbers, climb = [], one_mode.climb
+
+    def counted(evaluate, starts, *rest):
+        numbers.append(len(starts))
+        return climb(evaluate, starts, *rest)
+
+    monkeypatch.setattr(one_mode, "climb", counted)
+    return numbers
+
+
 def test_many_shards_are_climbed_from_the_pool_and_few_from_all_starts(monkeypatch):
     sizes = [60] * 80
-    search = search_of(logistic, sizes, rows_of(sizes))
-    evaluated = []
-    monkeypatch.setattr(
-        one_mode,
-        "climb",
-        lambda evaluate, starts, *rest, climb=one_mode.climb: (
-            evaluated.append(len(starts)) or climb(evaluate, starts, *rest)
-        ),
-    )
-    many = search.run(np.arange(80))
-    assert evaluated == [4, 2 * 80]
-    evaluated.clear()
-    few = search.run(np.arange(10))
-    assert evaluated == [4 * 10]
+    search, numbers = search_of(logistic, sizes, rows_of(sizes)), watch(monkeypatch)
+    many, few = search.run(np.arange(80)), search.run(np.arange(10))
+    assert numbers == [4, 2 * 80, 4 * 10]
     assert np.all(many.fine)
     assert np.all(few.fine)
     np.testing.assert_allclose(many.found.points[:10], few.found.points, atol=1e-4)

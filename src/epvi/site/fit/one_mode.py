@@ -148,11 +148,10 @@ def _meets(
 
 def _pooled(sub: Subposteriors, own: Int[np.ndarray, " b"]) -> Subposteriors:
     """One subposterior of rows of all these shards, with their average share of the prior and number of rows."""
-    bounds = sub.windows.bounds
-    rows = np.concatenate([np.arange(bounds[m], bounds[m + 1]) for m in own])
+    rows = np.flatnonzero(np.repeat(np.isin(np.arange(sub.num_shards), own), sub.sizes))
     places = rows[:: max(len(rows) * sub.programs.target.bundle // _POOLED_ROWS, 1)]
-    weight = np.mean(sub.weights[own] * sub.sizes[own]) / len(places)
-    made = sub.of_rows(np.array([len(places)]), places, np.mean(sub.shares[own])[None], np.array([weight]))
+    share, weight = np.mean(sub.shares[own]), np.mean(sub.weights[own] * sub.sizes[own]) / len(places)
+    made = sub.of_rows(np.array([len(places)]), places, np.array([share]), np.array([weight]))
     # The same windows as those of the shards, so that compiled programs are shared.
     windows = dataclasses.replace(sub.windows, bounds=made.windows.bounds)
     return dataclasses.replace(made, windows=windows)
