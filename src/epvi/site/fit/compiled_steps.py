@@ -77,15 +77,14 @@ class State(NamedTuple):
 
 
 def prepared(bound: FirstBound, placed: Placed, precision: Tolerances, max_steps: int) -> tuple:
-    """The arguments of a compiled search: rows, pairs, limits and the means with f by a pass that computes f alone."""
+    """The arguments of a compiled search: rows, pairs, limits and means."""
     subposterior, d = bound.subposterior, placed.means.shape[1]
     sums = bound.covariances[:, None] + bound.covariances[None, :]
     pairs = Pairs(bound.packing.dense(bound.packing.inverse(sums), d), np.asarray(bound.packing.log_det(sums, d)))
     (block, weights), *_ = subposterior.blocks()
     limits = Limits(precision.tolerance, precision.floor, precision.rounding, float(max_steps))
     radii = np.where(np.isfinite(placed.radii), placed.radii, -1.0)
-    f = subposterior.value(placed.means, len(placed.means))
-    begin = State(placed.means, f, placed.at[:3], radii, placed.units)
+    begin = State(placed.means, placed.at.value, placed.at[:3], radii, placed.units)
     return Rows(block, weights, subposterior.prior), pairs, limits, begin
 
 

@@ -109,7 +109,7 @@ class _Search(NamedTuple):
         shares = jnp.where(jnp.eye(k, dtype=bool), 0.0, jax.nn.softmax(logs, axis=1))
         both, own, inverses = (shares + shares.T)[who], slopes[who], self.pairs.inverses[who]
         gradient = (one.at[1] + jnp.einsum("qj,qjd->qd", both, own)) / k
-        hessian = mean_hessian(shares, slopes, self.pairs.inverses)[who][:, :, who]
+        hessian = bound_hessian(shares, slopes, self.pairs.inverses, who)
         at = jnp.arange(q)
         hessian = hessian.at[at, :, at, :].add(one.at[2] / k).reshape(q * d, q * d)
         spread = jnp.max(one.units[:, None] ** 2 * jnp.diagonal(inverses, axis1=-2, axis2=-1), axis=-1)
@@ -192,8 +192,9 @@ def maximise(bound: FirstBound, placed: Placed, precision: Tolerances, max_steps
 
 @compiled
 def _one_after_another(programs: Programs, rows: Rows, pairs: Pairs, limits: Limits, begin: State) -> _Moved:
-    """Move each mean while the others stay."""
+    """Move each mean while the others stay; f by a pass that computes f alone need not be known."""
     search = _Search(programs, rows, pairs, limits)
+    begin = begin._replace(f=rows.value(programs, begin.means))
 
     def of_mean(k: Any, moved: _Moved) -> _Moved:
         who = jnp.asarray(k)[None]
@@ -207,7 +208,7 @@ def _one_after_another(programs: Programs, rows: Rows, pairs: Pairs, limits: Lim
         )
 
     no = jnp.asarray(False)
-    return jax.lax.fori_loop(0, len(begin.means), of_mean, _Moved(begin, jnp.asarray(0), no, no))
+    return jax.lax.fori_loop(0, len(begin.means), of_mean, _Moved(begin, jnp.asarray(len(begin.means)), no, no))
 
 
 @compiled
@@ -218,14 +219,17 @@ def _together(programs: Programs, rows: Rows, pairs: Pairs, limits: Limits, begi
     return _Moved(search.after(begin, one, who), one.passes, one.tied, ~one.ended)
 
 
-def mean_hessian(shares: Any, slopes: Any, inverses: Any) -> Any:
-    """`mean_hessian` in `entropy_bound.py`, (K, d, K, d), from responsibilities with a zero diagonal."""
-    k = len(shares)
-    outer = slopes[..., :, None] * slopes[..., None, :] - inverses
-    pairs = shares[..., None, None] * outer
-    pairs = pairs + jnp.swapaxes(pairs, 0, 1)
-    average = shares[..., None] * slopes
-    at = jnp.arange(k)
-    average = average.at[at, at].add(-jnp.sum(average, axis=1))
-    total = -jnp.swapaxes(pairs, 1, 2).at[at, :, at, :].add(jnp.sum(-pairs, axis=1))
+def bound_hessian(shares: Any, slopes: Any, inverses: Any, who: Any) -> Any:
+    """The blocks (q, d, q, d) of `mean_hessian` in `entropy_bound.py` for the means with these indices.
+
+    `shares` are the responsibilities with a zero diagonal.
+    """
+    k, at = len(shares), jnp.arange(len(who))
+    own = slopes[who]
+    outer = own[..., :, None] * own[..., None, :] - inverses[who]
+    pairs = (shares + shares.T)[who][..., None, None] * outer
+    total = -jnp.swapaxes(pairs[:, who], 1, 2)
+    total = total.at[at, :, at, :].add(jnp.sum(pairs, axis=1))
+    average = shares[:, who, None] * slopes[:, who]
+    average = average.at[who, at].add(-jnp.einsum("qj,qjd->qd", shares[who], own))
     return -(total - jnp.einsum("iab,icd->abcd", average, average)) / k

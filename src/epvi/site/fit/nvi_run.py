@@ -79,11 +79,13 @@ class Fitting:
         k, d = self.num_components, self.subposterior.dim
         unit = np.broadcast_to(self._packing.identity(d), (k, *self.structure.packed_shape(d)))
         works = self.ladder(rng)
-        works[0]._refuse_non_finite(starts[:k])
+        at = works[0].sweeps.curve(starts[:k])
+        if not np.any(np.isfinite(at.value)):
+            works[0]._refuse_non_finite(starts[:k])
         components = Components(starts[:k], np.array(unit), (), False, False)
         for work in works:
             sweeps = work.sweeps if work is works[-1] else work.sweeps.roughly(NEAR_ENOUGH)
-            components = sweeps.run(components.means, components.covariances, rng)
+            components, at = sweeps.run(components.means, components.covariances, rng, at), None
         means = components.means
         near = self._near(means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
         drawn = self.draw(components, rng, near)
