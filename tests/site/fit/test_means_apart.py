@@ -76,7 +76,7 @@ def test_means_on_a_ridge_that_interact_reach_a_bound_as_high_as_that_of_joint_s
     means = np.random.default_rng(3).standard_normal((K, D))
     bound = FirstBound(subposterior, epvi.Spherical().packing, np.full((K, 1), covariances))
     placed = Placed.of(means, subposterior.full(means))
-    quick, plain = maximise(bound, placed, PRECISION, 60), bound.maximise(placed, PRECISION, 60)
+    quick, plain = maximise(bound, placed, PRECISION, 400), bound.maximise(placed, PRECISION, 400)
     assert bound.value(quick.at.value, quick.means) >= bound.value(plain.at.value, plain.means) - 1e-4
 
 

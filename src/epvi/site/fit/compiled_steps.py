@@ -19,7 +19,7 @@ _LOG_2PI = float(np.log(2 * np.pi))
 _DAMPINGS = 20
 
 
-class Rows(NamedTuple):
+class RowBlock(NamedTuple):
     """The subposterior: a block of rows with their weights, and the prior factor."""
 
     block: dict[str, Any]
@@ -85,10 +85,10 @@ def prepared(bound: FirstBound, placed: Placed, precision: Tolerances, max_steps
     limits = Limits(precision.tolerance, precision.floor, precision.rounding, float(max_steps))
     radii = np.where(np.isfinite(placed.radii), placed.radii, -1.0)
     begin = State(placed.means, placed.at.value, placed.at[:3], radii, placed.units)
-    return Rows(block, weights, subposterior.prior), pairs, limits, begin
+    return RowBlock(block, weights, subposterior.prior), pairs, limits, begin
 
 
-class Step(NamedTuple):
+class TrustStep(NamedTuple):
     """A trust-region step p = (|H| + νI)⁻¹ g in scaled coordinates."""
 
     step: Any
@@ -105,7 +105,7 @@ def units_of(hessian: Any) -> Any:
     return 1 / jnp.sqrt(jnp.maximum(diagonal, 1e-24 * jnp.max(diagonal, axis=-1, keepdims=True) + 1e-200))
 
 
-def by_eigenvalues(gradient: Any, hessian: Any, radius: Any, floor: Any) -> Step:
+def by_eigenvalues(gradient: Any, hessian: Any, radius: Any, floor: Any) -> TrustStep:
     """`damped_steps` in `newton.py`, of one scaled problem."""
     hessian = jnp.where(jnp.all(jnp.isfinite(hessian)), hessian, -jnp.eye(len(hessian)))
     eigenvalues, vectors = jnp.linalg.eigh(hessian)
@@ -115,10 +115,10 @@ def by_eigenvalues(gradient: Any, hessian: Any, radius: Any, floor: Any) -> Step
     added = damping(along, size, radius)
     coordinates = along / (size + added)
     promised = jnp.sum(along * coordinates - 0.5 * size * coordinates**2)
-    return Step(vectors @ coordinates, promised, 0.5 * jnp.sum(along**2 / size), jnp.min(size) + added)
+    return TrustStep(vectors @ coordinates, promised, 0.5 * jnp.sum(along**2 / size), jnp.min(size) + added)
 
 
-def by_cholesky(gradient: Any, hessian: Any, radius: Any, floor: Any) -> Step:
+def by_cholesky(gradient: Any, hessian: Any, radius: Any, floor: Any) -> TrustStep:
     """The same; without eigenvalues where the full Newton step is within the radius, as it is near a maximum."""
     # Eigenvalues of a matrix with unit diagonal are at most D: those above D · floor are above `floor` of the largest.
     factor = jnp.linalg.cholesky(-hessian - floor * len(hessian) * jnp.eye(len(hessian)))
@@ -127,7 +127,7 @@ def by_cholesky(gradient: Any, hessian: Any, radius: Any, floor: Any) -> Step:
     inside = jnp.all(jnp.isfinite(factor)) & (jnp.linalg.norm(step) <= radius)
     return jax.lax.cond(
         inside,
-        lambda: Step(step, gain, gain, jnp.zeros_like(gain)),
+        lambda: TrustStep(step, gain, gain, jnp.zeros_like(gain)),
         lambda: by_eigenvalues(gradient, hessian, radius, floor),
     )
 

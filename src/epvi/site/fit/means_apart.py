@@ -20,9 +20,9 @@ from epvi.site.derivatives.subposterior import Curve
 from epvi.site.fit.compiled_steps import (
     Limits,
     Pairs,
-    Rows,
+    RowBlock,
     State,
-    Step,
+    TrustStep,
     by_cholesky,
     by_eigenvalues,
     prepared,
@@ -32,8 +32,9 @@ from epvi.site.fit.mean_steps import INTERACTING, TRIALS, FirstBound, Placed
 from epvi.site.fit.newton import LEAST_GAIN, Tolerances
 
 # Decrement, in nats, up to which a mean that interacts with others is moved alone. Judgement: the joint steps that
-# follow converge quadratically from there.
-_NEAR = 0.01
+# follow converge quadratically from there; where they have to wait for a later sweep, because another mean was stopped
+# by the limit of steps, no more is lost than the tolerance of the sweeps.
+_NEAR = 1e-4
 
 
 class _Climb(NamedTuple):
@@ -64,11 +65,11 @@ class _Moved(NamedTuple):
     stopped: Any
 
 
-class _Search(NamedTuple):
+class _MeansSearch(NamedTuple):
     """L1 of a subposterior, with the settings of the search."""
 
     programs: Programs
-    rows: Rows
+    rows: RowBlock
     pairs: Pairs
     limits: Limits
 
@@ -118,7 +119,7 @@ class _Search(NamedTuple):
         flat = one.units.ravel()
         return gradient.ravel() * flat, hessian * flat[:, None] * flat[None, :], ties
 
-    def tried(self, means: Any, one: _Climb, who: Any, found: Step) -> _Climb:
+    def tried(self, means: Any, one: _Climb, who: Any, found: TrustStep) -> _Climb:
         """Take a step if it raises L1 enough, and adapt the radius."""
         k, points = len(means), one.points + found.step.reshape(one.points.shape) * one.units
         f, length = self.rows.value(self.programs, points), jnp.linalg.norm(found.step)
@@ -191,9 +192,9 @@ def maximise(bound: FirstBound, placed: Placed, precision: Tolerances, max_steps
 
 
 @compiled
-def _one_after_another(programs: Programs, rows: Rows, pairs: Pairs, limits: Limits, begin: State) -> _Moved:
+def _one_after_another(programs: Programs, rows: RowBlock, pairs: Pairs, limits: Limits, begin: State) -> _Moved:
     """Move each mean while the others stay; f by a pass that computes f alone need not be known."""
-    search = _Search(programs, rows, pairs, limits)
+    search = _MeansSearch(programs, rows, pairs, limits)
     begin = begin._replace(f=rows.value(programs, begin.means))
 
     def of_mean(k: Any, moved: _Moved) -> _Moved:
@@ -212,9 +213,9 @@ def _one_after_another(programs: Programs, rows: Rows, pairs: Pairs, limits: Lim
 
 
 @compiled
-def _together(programs: Programs, rows: Rows, pairs: Pairs, limits: Limits, begin: State) -> _Moved:
+def _together(programs: Programs, rows: RowBlock, pairs: Pairs, limits: Limits, begin: State) -> _Moved:
     """Move all means in one trust region."""
-    search, who = _Search(programs, rows, pairs, limits), jnp.arange(len(begin.means))
+    search, who = _MeansSearch(programs, rows, pairs, limits), jnp.arange(len(begin.means))
     one = search.climb(begin, who)
     return _Moved(search.after(begin, one, who), one.passes, one.tied, ~one.ended)
 
