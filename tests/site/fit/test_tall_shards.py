@@ -84,7 +84,7 @@ def test_a_tall_shard_is_passed_over_at_most_three_times(kind, monkeypatch):
     quick = epvi.fit_shard(model, rows, "1/2")
     monkeypatch.setattr(nvi_run, "is_tall", lambda num_rows, bundle: False)
     for module in (nvi_run, regular):
-        monkeypatch.setattr(module, "part_sizes", lambda num_rows, first: [])
+        monkeypatch.setattr(module, "part_sizes", lambda num_rows, first, represented: [])
     whole = epvi.fit_shard(model, {name: np.asarray(column, np.float64) for name, column in rows.items()}, "1/2")
     assert quick.passes <= 3 < whole.passes
     assert quick.status.text == whole.status.text == "converged: 1 component."

@@ -214,15 +214,6 @@ def _weighted(weights: Any, rows: Any) -> Any:
     return jnp.where(weights > 0, weights.astype(rows.dtype) * rows, 0)
 
 
-def in_theta(coefficients: Callable, gradient: Any, hessian: Any | None, point: Any) -> tuple[Any, ...]:
-    """Gradient and Hessian with respect to θ by the chain rule, from those with respect to ψ(θ); Hessian if given."""
-    jacobian = jax.jacfwd(coefficients)(point)
-    if hessian is None:
-        return (jacobian.T @ gradient,)
-    bent = jax.hessian(lambda theta: gradient @ coefficients(theta))(point)
-    return jacobian.T @ gradient, jacobian.T @ hessian @ jacobian + bent
-
-
 def each_point(add: Callable, total: Any, theta: Any) -> Any:
     """Apply add(total, k, point) for each of K points in sequence, so that the block stays in the cache."""
     if theta.shape[0] == 1:

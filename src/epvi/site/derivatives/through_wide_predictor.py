@@ -21,7 +21,6 @@ from epvi.site.derivatives.cuts import MatrixCut
 from epvi.site.derivatives.linear_predictors import Predictors
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.separability import is_separate
-from epvi.site.derivatives.through_predictors import in_theta
 
 # Most coordinates of θ that the likelihood may use directly: each takes a derivative of all rows. Judgement.
 _MOST_BESIDE = 4
@@ -118,20 +117,27 @@ class Wide:
 
     def curve(self, order: Order, sums: WideSums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and Hessian with respect to θ, from sums over all rows."""
-        gradient = jnp.concatenate([jnp.ravel(sums.weights.T), sums.beside])
-        hessian = None if order is Order.GRADIENT else self._hessian(sums)
-        return sums.value, *in_theta(self._coefficients, gradient, hessian, point)
+        slope = jnp.concatenate([jnp.ravel(sums.weights.T), sums.beside])
+        jacobian = jax.jacfwd(self._coefficients)(point)
+        if order is Order.GRADIENT:
+            return sums.value, jacobian.T @ slope
+        bent = jax.hessian(lambda theta: slope @ self._coefficients(theta))(point)
+        return sums.value, jacobian.T @ slope, self._through(jacobian, sums) + bent
 
     def _coefficients(self, theta: Any) -> Any:
         """ψ(θ): the columns of W in sequence, and θ_S."""
         (w,) = self.exact.weights(theta)
         return jnp.concatenate([jnp.ravel(w.T), theta[self.found.coordinates]])
 
-    def _hessian(self, sums: WideSums) -> Any:
-        v, c, s = self._height, self._width, len(self.found.coordinates)
-        columns = jnp.einsum("vuc,cd->cvdu", sums.curvature, jnp.eye(c)).reshape(v * c, v * c)
-        mixed = jnp.swapaxes(sums.mixed, 0, 1).reshape(v * c, s)
-        return jnp.block([[columns, mixed], [mixed.T, sums.curvature_beside]])
+    def _through(self, jacobian: Any, sums: WideSums) -> Any:
+        """Jᵀ H J for the Hessian H with respect to ψ, of which only the blocks of each column of W are not zero."""
+        v, c, d = self._height, self._width, jacobian.shape[1]
+        columns, beside = jacobian[: c * v].reshape(c, v, d), jacobian[c * v :]
+        # Batched products with the columns first, and one product over all of them after that.
+        along = jnp.moveaxis(sums.curvature, 2, 0) @ columns + jnp.swapaxes(sums.mixed, 0, 1) @ beside
+        crossed = jnp.reshape(columns, (c * v, d)).T @ jnp.reshape(along, (c * v, d))
+        mixed = jnp.einsum("cvd,vcs->sd", columns, sums.mixed)
+        return crossed + beside.T @ (mixed + sums.curvature_beside @ beside)
 
 
 def is_wide(exact: Predictors, d: int, block: Mapping[str, Any]) -> bool:

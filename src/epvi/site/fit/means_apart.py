@@ -1,7 +1,9 @@
-"""The Newton steps of `mean_steps.py` as one compiled program, for means that do not interact and rows in one block.
+"""The Newton steps of `mean_steps.py` in compiled programs, for rows that fit into one block.
 
-A shard with few rows spends its time on calls, not on arithmetic: here a whole sweep of the means is one call. Takes
-and returns what `FirstBound.maximise` does; it stops where means begin to interact, and `mean_steps.py` goes on there.
+A shard with few rows spends its time on calls, not on arithmetic: here a whole sweep of the means is one call, or two
+if means interact. Takes and returns what `FirstBound.maximise` does. The means are moved one after the other, each in a
+trust region of its own, so that a mean on a curved ridge costs evaluations at one point only. Means that interact are
+moved only close to their maxima in this way; a second program then moves all of them together.
 """
 
 import time
@@ -14,236 +16,236 @@ import numpy as np
 from epvi.ground.compiled import compiled
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.passes import Programs
-from epvi.site.derivatives.prior_part import PriorPart
 from epvi.site.derivatives.subposterior import Curve
+from epvi.site.fit.compiled_steps import (
+    Limits,
+    Pairs,
+    RowBlock,
+    State,
+    TrustStep,
+    by_cholesky,
+    by_eigenvalues,
+    prepared,
+    units_of,
+)
 from epvi.site.fit.mean_steps import INTERACTING, TRIALS, FirstBound, Placed
 from epvi.site.fit.newton import LEAST_GAIN, Tolerances
 
-_LOG_2PI = float(np.log(2 * np.pi))
-# Most iterations for the damping of a step, as in `newton.py`.
-_DAMPINGS = 20
+# Decrement, in nats, up to which a mean that interacts with others is moved alone. Judgement: the joint steps that
+# follow converge quadratically from there; where they have to wait for a later sweep, because another mean was stopped
+# by the limit of steps, no more is lost than the tolerance of the sweeps.
+_NEAR = 1e-4
+# Most rounds in which each mean is moved alone, until none moves. Judgement: means that hardly interact lose nine
+# tenths of their error in each.
+_ROUNDS = 10
 
 
-class _Rows(NamedTuple):
-    """The subposterior: a block of rows with their weights, and the prior factor."""
+class _Climb(NamedTuple):
+    """Some of the means on their way: q of them, in one trust region."""
 
-    block: dict[str, Any]
-    weights: Any
-    prior: PriorPart
-
-    def value(self, programs: Programs, means: Any) -> Any:
-        made = programs.value(self.block)
-        return made.finish(made.add(made.zero(len(means)), means, self.block, self.weights), means, self.prior)
-
-    def full(self, programs: Programs, means: Any) -> Any:
-        made = programs.full(self.block)
-        return made.finish(made.add(made.zero(len(means)), means, self.block, self.weights), means, self.prior)
-
-
-class _Pairs(NamedTuple):
-    """S_kj⁻¹ as matrices, and log|S_kj|: covariances do not change while the means move."""
-
-    inverses: Any
-    log_dets: Any
-
-    def slopes(self, means: Any) -> tuple[Any, Any]:
-        """a_kj = S_kj⁻¹(μ_k − μ_j), and log N(μ_k; μ_j, S_kj)."""
-        delta = means[:, None] - means[None, :]
-        slopes = jnp.einsum("kjab,kjb->kja", self.inverses, delta)
-        return slopes, -0.5 * (jnp.sum(delta * slopes, axis=-1) + self.log_dets + means.shape[1] * _LOG_2PI)
-
-    def logs(self, means: Any) -> Any:
-        """log q_k."""
-        return jax.nn.logsumexp(self.slopes(means)[1], axis=1) - jnp.log(len(means))
-
-
-class _State(NamedTuple):
-    """The means during the climb."""
-
-    means: Any
-    # f by a pass that computes f alone: only such values are compared.
+    points: Any
     f: Any
-    # Value, gradient and Hessian of f.
     at: tuple[Any, Any, Any]
-    # As in `Placed`; a radius before the first step is negative.
-    radii: Any
-    units: Any
-    # Steps and passes so far.
-    steps: Any
-    passes: Any
-    # Whether no mean can move, or some interact.
-    ended: Any
-
-
-class _Found(NamedTuple):
-    """The search for a step of each mean, see `_Search` in `mean_steps.py`."""
-
-    step: Any
     radius: Any
-    waiting: Any
-    taken: Any
-    f: Any
+    units: Any
+    # Steps taken, trials since the last step, and passes over the rows.
+    steps: Any
     trials: Any
+    passes: Any
+    # Whether they move no further, and whether the bound ties them to means that stay.
+    ended: Any
+    tied: Any
 
 
-class _Limits(NamedTuple):
-    """Numbers of `Tolerances`, and the most steps."""
+class _Moved(NamedTuple):
+    """All means after the steps."""
 
-    tolerance: Any
-    floor: Any
-    rounding: Any
-    max_steps: Any
+    state: State
+    # Evaluations of f over all rows at one point.
+    passes: Any
+    # Whether some mean interacted with others, and whether one was stopped by the limit of steps.
+    tied: Any
+    stopped: Any
+    # Steps of all means in the last round.
+    steps: Any
+
+
+class _MeansSearch(NamedTuple):
+    """L1 of a subposterior, with the settings of the search."""
+
+    programs: Programs
+    rows: RowBlock
+    pairs: Pairs
+    limits: Limits
+
+    def begin(self, state: State, who: Any) -> _Climb:
+        """The means with these indices before their first step."""
+        at, points = tuple(part[who] for part in state.at), state.means[who]
+        units = jnp.minimum(state.units[who], units_of(at[2]))
+        first = jnp.maximum(1.0, jnp.linalg.norm(points / units, axis=1))
+        radius = jnp.sqrt(jnp.sum(jnp.where(state.radii[who] < 0, first, state.radii[who]) ** 2))
+        no, zero = jnp.asarray(False), jnp.asarray(0)
+        return _Climb(points, state.f[who], at, radius, units, zero, zero, zero, no, no)
+
+    def climb(self, state: State, who: Any) -> _Climb:
+        """Steps of the means with these indices, while the others stay."""
+
+        def trial(one: _Climb) -> _Climb:
+            means = state.means.at[who].set(one.points)
+            gradient, hessian, ties = self.model(means, one, who)
+            # One mean has few coordinates, and its least curvature says whether others matter for it.
+            solved = by_eigenvalues if len(who) == 1 else by_cholesky
+            found = solved(gradient, hessian, one.radius, self.limits.floor)
+            tied = jnp.any(ties > INTERACTING * found.least)
+            enough = jnp.where(tied, jnp.maximum(_NEAR, self.limits.tolerance), self.limits.tolerance)
+            waiting = jnp.all(jnp.isfinite(one.f)) & (found.decrement > enough)
+            one = one._replace(tied=tied)
+            return jax.lax.cond(
+                waiting, lambda: self.tried(state.means, one, who, found), lambda: one._replace(ended=~waiting)
+            )
+
+        return jax.lax.while_loop(
+            lambda one: ~one.ended & (one.steps < self.limits.max_steps), trial, self.begin(state, who)
+        )
+
+    def model(self, means: Any, one: _Climb, who: Any) -> tuple[Any, Any, Any]:
+        """Gradient and Hessian of L1 in the moved means, scaled; and how strongly the bound ties each to others."""
+        (k, d), q = means.shape, len(who)
+        slopes, logs = self.pairs.slopes(means)
+        shares = jnp.where(jnp.eye(k, dtype=bool), 0.0, jax.nn.softmax(logs, axis=1))
+        both, own, inverses = (shares + shares.T)[who], slopes[who], self.pairs.inverses[who]
+        gradient = (one.at[1] + jnp.einsum("qj,qjd->qd", both, own)) / k
+        hessian = bound_hessian(shares, slopes, self.pairs.inverses, who)
+        at = jnp.arange(q)
+        hessian = hessian.at[at, :, at, :].add(one.at[2] / k).reshape(q * d, q * d)
+        spread = jnp.max(one.units[:, None] ** 2 * jnp.diagonal(inverses, axis1=-2, axis2=-1), axis=-1)
+        most = both * (jnp.sum((one.units[:, None] * own) ** 2, axis=-1) + spread) / k
+        ties = most.at[:, who].set(0.0)
+        flat = one.units.ravel()
+        return gradient.ravel() * flat, hessian * flat[:, None] * flat[None, :], ties
+
+    def tried(self, means: Any, one: _Climb, who: Any, found: TrustStep) -> _Climb:
+        """Take a step if it raises L1 enough, and adapt the radius."""
+        k, points = len(means), one.points + found.step.reshape(one.points.shape) * one.units
+        f, length = self.rows.value(self.programs, points), jnp.linalg.norm(found.step)
+        before, after = (self.pairs.bound(means.at[who].set(some)) for some in (one.points, points))
+        gain, promised = jnp.sum(f - one.f) / k + after - before, found.promised
+        # Near the maximum the gain is below the rounding error: there steps are taken without a check of the gain.
+        drowned = promised <= self.limits.rounding * (1 + jnp.sum(jnp.abs(one.f)) / k)
+        good = jnp.isfinite(gain) & ((gain >= LEAST_GAIN * promised) | drowned)
+        ratio = jnp.where(drowned, 1.0, gain / jnp.maximum(promised, 1e-300))
+        # The usual rules of the radius (Nocedal & Wright 2006, algorithm 4.1).
+        radius = jnp.where(good & (ratio >= 0.25), one.radius, 0.25 * jnp.minimum(length, one.radius))
+        radius = jnp.where(good & (ratio > 0.75), jnp.maximum(radius, 2 * length), radius)
+        least = 1e-13 * (1 + jnp.linalg.norm(one.points / one.units))
+        stays = one._replace(
+            radius=radius,
+            trials=one.trials + 1,
+            passes=one.passes + len(who),
+            ended=(one.trials + 1 >= TRIALS) | (radius <= least),
+        )
+        return jax.lax.cond(good, lambda: self.taken(stays, points, f), lambda: stays)
+
+    def taken(self, one: _Climb, points: Any, f: Any) -> _Climb:
+        """The means at these points, unless f has no finite derivatives there."""
+        at = self.rows.full(self.programs, points)
+        good = jnp.all(jnp.asarray([jnp.all(jnp.isfinite(part)) for part in at]))
+        there = one._replace(
+            points=points,
+            f=f,
+            at=at,
+            units=jnp.minimum(one.units, units_of(at[2])),
+            steps=one.steps + 1,
+            trials=jnp.zeros_like(one.trials),
+            ended=jnp.asarray(False),
+        )
+        one = one._replace(radius=0.25 * one.radius)
+        moved = jax.tree.map(lambda some, other: jnp.where(good, some, other), there, one)
+        return moved._replace(passes=one.passes + len(points))
+
+    def after(self, state: State, one: _Climb, who: Any) -> State:
+        """All means, those with these indices after their steps."""
+        at = tuple(whole.at[who].set(part) for whole, part in zip(state.at, one.at, strict=True))
+        radius = one.radius / jnp.sqrt(len(who))
+        return State(
+            state.means.at[who].set(one.points),
+            state.f.at[who].set(one.f),
+            at,
+            state.radii.at[who].set(radius),
+            state.units.at[who].set(one.units),
+        )
 
 
 def maximise(bound: FirstBound, placed: Placed, precision: Tolerances, max_steps: int) -> Placed:
-    """`FirstBound.maximise`, with as many of its steps as possible in one call."""
+    """`FirstBound.maximise`, compiled where the rows fit into one block."""
     subposterior = bound.subposterior
     if not 0 < subposterior.num_rows <= subposterior.rows_per_block:
         return bound.maximise(placed, precision, max_steps)
-    placed, steps = _apart(bound, placed, precision, max_steps)
-    return bound.maximise(placed, precision, max_steps - steps)
-
-
-def _apart(bound: FirstBound, placed: Placed, precision: Tolerances, max_steps: int) -> tuple[Placed, int]:
-    """Steps while no means interact, and their number."""
-    subposterior, d = bound.subposterior, placed.means.shape[1]
-    sums = bound.covariances[:, None] + bound.covariances[None, :]
-    pairs = _Pairs(bound.packing.dense(bound.packing.inverse(sums), d), np.asarray(bound.packing.log_det(sums, d)))
-    (block, weights), *_ = subposterior.blocks()
-    rows = _Rows(block, weights, subposterior.prior)
-    limits = _Limits(precision.tolerance, precision.floor, precision.rounding, float(max_steps))
-    f = subposterior.value(placed.means, len(placed.means))
-    radii = np.where(np.isfinite(placed.radii), placed.radii, -1.0)
-    begin = _State(placed.means, f, placed.at[:3], radii, placed.units, 0, 0, False)
+    rows, pairs, limits, begin = prepared(bound, placed, precision, max_steps)
     start = time.perf_counter()
     with jax.enable_x64(True), promotion_allowed():
         given = jax.tree.map(jnp.asarray, (rows, pairs, limits, begin))
-        ended = jax.tree.map(np.array, jax.block_until_ready(_climb(subposterior.programs, *given)))
-    subposterior.count(int(ended.passes), time.perf_counter() - start)
-    return Placed(ended.means, Curve(*ended.at), ended.radii, ended.units), int(ended.steps)
+        moved = _one_after_another(subposterior.programs, *given)
+        passes = int(moved.passes)
+        if bool(moved.tied) and not bool(moved.stopped):
+            moved = _together(subposterior.programs, given[0], given[1], given[2], moved.state)
+            passes += int(moved.passes)
+        state = jax.tree.map(np.array, moved.state)
+    # A pass evaluates f at all means.
+    subposterior.count(-(-passes // len(placed.means)), time.perf_counter() - start)
+    return Placed(state.means, Curve(*state.at), state.radii, state.units)
 
 
 @compiled
-def _climb(programs: Programs, rows: _Rows, pairs: _Pairs, limits: _Limits, begin: _State) -> _State:
-    """Steps until no mean can move or some interact, at most as many as the limit."""
-    k = len(begin.means)
+def _one_after_another(programs: Programs, rows: RowBlock, pairs: Pairs, limits: Limits, begin: State) -> _Moved:
+    """Move each mean while the others stay, in rounds; f by a pass that computes f alone need not be known."""
+    search = _MeansSearch(programs, rows, pairs, limits)
+    begin = begin._replace(f=rows.value(programs, begin.means))
 
-    def step(state: _State) -> _State:
-        state = state._replace(units=jnp.minimum(state.units, _units_of(state.at[2])))
-        slopes, logs = pairs.slopes(state.means)
-        shares = jax.nn.softmax(logs, axis=1)
-        gradient = (state.at[1] + jnp.einsum("ij,ijd->id", shares + shares.T, slopes)) / k
-        size, vectors = _eigen(state.at[2] / k, state.units, limits.floor)
-        along = jnp.einsum("bij,bi->bj", vectors, gradient * state.units)
-        decrement = 0.5 * jnp.sum(along**2 / size, axis=1)
-        waiting = jnp.isfinite(state.f) & (decrement > limits.tolerance)
-        length = jnp.linalg.norm(state.means / state.units, axis=1)
-        state = state._replace(radii=jnp.where(state.radii < 0, jnp.maximum(1.0, length), state.radii))
-        damped = size + _damping(along, size, state.radii)[:, None]
-        interact = _interact(shares, slopes, pairs.inverses, state.units, jnp.min(damped, axis=1))
-        return jax.lax.cond(
-            jnp.any(waiting) & ~interact,
-            lambda: moved(state, waiting, along, size, vectors),
-            lambda: state._replace(ended=jnp.asarray(True)),
+    def of_mean(k: Any, moved: _Moved) -> _Moved:
+        who = jnp.asarray(k)[None]
+        one = search.climb(moved.state, who)
+        return _Moved(
+            search.after(moved.state, one, who),
+            moved.passes + one.passes,
+            moved.tied | one.tied,
+            moved.stopped | ~one.ended,
+            moved.steps + one.steps,
         )
 
-    def moved(state: _State, waiting: Any, along: Any, size: Any, vectors: Any) -> _State:
-        length = jnp.linalg.norm(state.means / state.units, axis=1)
-        values = (state.f - pairs.logs(state.means)) / k
+    def of_all(carried: tuple[_Moved, Any]) -> tuple[_Moved, Any]:
+        moved, count = carried
+        fresh = moved._replace(tied=no, stopped=no, steps=jnp.zeros_like(moved.steps))
+        return jax.lax.fori_loop(0, len(begin.means), of_mean, fresh), count + 1
 
-        def trial(found: _Found) -> _Found:
-            coordinates, promised = _damped(along, size, found.radius)
-            proposed = jnp.einsum("bij,bj->bi", vectors, coordinates) * state.units
-            tried = state.means + jnp.where(found.waiting[:, None], proposed, found.step)
-            f = rows.value(programs, tried)
-            gain = (f - pairs.logs(tried)) / k - values
-            drowned = promised <= limits.rounding * (1 + jnp.abs(values))
-            good = found.waiting & jnp.isfinite(gain) & ((gain >= LEAST_GAIN * promised) | drowned)
-            ratio = jnp.where(drowned, 1.0, gain / jnp.maximum(promised, 1e-300))
-            long = jnp.linalg.norm(coordinates, axis=1)
-            shrinks = found.waiting & (~good | (ratio < 0.25))
-            radius = jnp.where(shrinks, 0.25 * jnp.minimum(long, found.radius), found.radius)
-            radius = jnp.where(good & (ratio > 0.75), jnp.maximum(radius, 2 * long), radius)
-            still = found.waiting & ~good & (radius > 1e-13 * (1 + length))
-            own = jnp.where(good, f, found.f)
-            kept = jnp.where(good[:, None], proposed, found.step)
-            return _Found(kept, radius, still, found.taken | good, own, found.trials + 1)
+    def goes_on(carried: tuple[_Moved, Any]) -> Any:
+        moved, count = carried
+        return (moved.steps > 0) & ~moved.tied & ~moved.stopped & (count < _ROUNDS)
 
-        nothing = jnp.zeros(k, bool)
-        first = _Found(jnp.zeros_like(state.means), state.radii, waiting, nothing, state.f, jnp.asarray(0))
-        found = jax.lax.while_loop(lambda one: jnp.any(one.waiting) & (one.trials < TRIALS), trial, first)
-        means = state.means + found.step
-        at = rows.full(programs, means)
-        kept = jnp.isfinite(at[0]) & jnp.all(jnp.isfinite(at[1]), axis=1) & jnp.all(jnp.isfinite(at[2]), axis=(1, 2))
-        before, after = jnp.sum(values), jnp.mean(found.f - pairs.logs(means))
-        kept = kept & ~(after < before - limits.rounding * (1 + jnp.abs(before)))
-        return _after(state, found, at, kept)
-
-    return jax.lax.while_loop(lambda one: ~one.ended & (one.steps < limits.max_steps), step, begin)
+    no, one = jnp.asarray(False), jnp.asarray(1)
+    first = _Moved(begin, len(begin.means) * one, no, no, one)
+    return jax.lax.while_loop(goes_on, of_all, (first, 0 * one))[0]
 
 
-def _after(state: _State, found: _Found, at: tuple[Any, ...], kept: Any) -> _State:
-    """The state after a step, with f's derivatives there; means that are not kept stay, with smaller radii."""
-    value, gradient, hessian = (_either(kept, new, old) for new, old in zip(at, state.at, strict=True))
-    return _State(
-        _either(kept, state.means + found.step, state.means),
-        _either(kept, found.f, state.f),
-        (value, gradient, hessian),
-        jnp.where(kept, found.radius, 0.25 * found.radius),
-        state.units,
-        state.steps + 1,
-        state.passes + found.trials + 1,
-        ~jnp.any(found.taken),
-    )
+@compiled
+def _together(programs: Programs, rows: RowBlock, pairs: Pairs, limits: Limits, begin: State) -> _Moved:
+    """Move all means in one trust region."""
+    search, who = _MeansSearch(programs, rows, pairs, limits), jnp.arange(len(begin.means))
+    one = search.climb(begin, who)
+    return _Moved(search.after(begin, one, who), one.passes, one.tied, ~one.ended, one.steps)
 
 
-def _interact(shares: Any, slopes: Any, inverses: Any, units: Any, least: Any) -> Any:
-    """As in `mean_steps.py`."""
-    k = len(shares)
-    others = jnp.where(jnp.eye(k, dtype=bool), 0.0, shares + shares.T)
-    spread = jnp.max(units[:, None] ** 2 * jnp.diagonal(inverses, axis1=-2, axis2=-1), axis=-1)
-    most = others * (jnp.sum((units[:, None] * slopes) ** 2, axis=-1) + spread)
-    return jnp.any(most > k * INTERACTING * least[:, None])
+def bound_hessian(shares: Any, slopes: Any, inverses: Any, who: Any) -> Any:
+    """The blocks (q, d, q, d) of `mean_hessian` in `entropy_bound.py` for the means with these indices.
 
-
-def _units_of(hessian: Any) -> Any:
-    """`units_of` in `eigen.py`."""
-    diagonal = jnp.abs(jnp.diagonal(hessian, axis1=-2, axis2=-1))
-    return 1 / jnp.sqrt(jnp.maximum(diagonal, 1e-24 * jnp.max(diagonal, axis=-1, keepdims=True) + 1e-200))
-
-
-def _eigen(hessian: Any, units: Any, floor: Any) -> tuple[Any, Any]:
-    """Absolute eigenvalues, bounded away from zero, and eigenvectors of Hessians in these units."""
-    finite = jnp.all(jnp.isfinite(hessian), axis=(-2, -1), keepdims=True)
-    scaled = jnp.where(finite, hessian, -jnp.eye(hessian.shape[-1])) * units[:, :, None] * units[:, None, :]
-    eigenvalues, vectors = jnp.linalg.eigh(scaled)
-    size = jnp.abs(eigenvalues)
-    return jnp.maximum(size, floor * jnp.max(size, axis=-1, keepdims=True) + 1e-290), vectors
-
-
-def _damped(along: Any, size: Any, radius: Any) -> tuple[Any, Any]:
-    """`damped_steps` in `newton.py`, in coordinates along the eigenvectors."""
-    coordinates = along / (size + _damping(along, size, radius)[:, None])
-    return coordinates, jnp.sum(along * coordinates - 0.5 * size * coordinates**2, axis=1)
-
-
-def _damping(along: Any, size: Any, radius: Any) -> Any:
-    """`damping_of` in `newton.py`."""
-
-    def more(carried: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        damping, _, count = carried
-        damped = size + damping[:, None]
-        square = jnp.sum((along / damped) ** 2, axis=1)
-        length = jnp.sqrt(square)
-        added = square / jnp.sum((along / damped) ** 2 / damped, axis=1) * (length / radius - 1)
-        long = (length > radius * (1 + 1e-3)) & jnp.isfinite(added)
-        return jnp.where(long, damping + added, damping), jnp.any(long), count + 1
-
-    # A lower bound of ν to start from: no single coordinate of the step may exceed the radius.
-    least = jnp.maximum(jnp.max(jnp.abs(along) / radius[:, None] - size, axis=1), 0.0)
-    start = (least, jnp.asarray(True), jnp.asarray(0))
-    return jax.lax.while_loop(lambda one: one[1] & (one[2] < _DAMPINGS), more, start)[0]
-
-
-def _either(mask: Any, some: Any, others: Any) -> Any:
-    return jnp.where(jnp.reshape(mask, (-1,) + (1,) * (some.ndim - 1)), some, others)
+    `shares` are the responsibilities with a zero diagonal.
+    """
+    k, at = len(shares), jnp.arange(len(who))
+    own = slopes[who]
+    outer = own[..., :, None] * own[..., None, :] - inverses[who]
+    pairs = (shares + shares.T)[who][..., None, None] * outer
+    total = -jnp.swapaxes(pairs[:, who], 1, 2)
+    total = total.at[at, :, at, :].add(jnp.sum(pairs, axis=1))
+    average = shares[:, who, None] * slopes[:, who]
+    average = average.at[who, at].add(-jnp.einsum("qj,qjd->qd", shares[who], own))
+    return -(total - jnp.einsum("iab,icd->abcd", average, average)) / k

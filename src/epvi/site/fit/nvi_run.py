@@ -29,7 +29,7 @@ from epvi.site.derivatives.subsamples import uniform
 from epvi.site.fit.entropy_bound import overlap
 from epvi.site.fit.flat_directions import flat_direction
 from epvi.site.fit.inference import LocalFit
-from epvi.site.fit.ladder import NEAR_ENOUGH, first_part, part_sizes, scaled_starts
+from epvi.site.fit.ladder import NEAR_ENOUGH, first_part, part_sizes, represented_by_last, scaled_starts
 from epvi.site.fit.modes import Modes, climb_to, distinct_of, find_modes, follow, second_order
 from epvi.site.fit.monte_carlo import Drawn, base_draws, draw_from, draws_of, with_best_weights
 from epvi.site.fit.newton import Tolerances
@@ -79,11 +79,13 @@ class Fitting:
         k, d = self.num_components, self.subposterior.dim
         unit = np.broadcast_to(self._packing.identity(d), (k, *self.structure.packed_shape(d)))
         works = self.ladder(rng)
-        works[0]._refuse_non_finite(starts[:k])
+        at = works[0].sweeps.curve(starts[:k])
+        if not np.any(np.isfinite(at.value)):
+            works[0]._refuse_non_finite(starts[:k])
         components = Components(starts[:k], np.array(unit), (), False, False)
         for work in works:
             sweeps = work.sweeps if work is works[-1] else work.sweeps.roughly(NEAR_ENOUGH)
-            components = sweeps.run(components.means, components.covariances, rng)
+            components, at = sweeps.run(components.means, components.covariances, rng, at), None
         means = components.means
         near = self._near(means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
         drawn = self.draw(components, rng, near)
@@ -125,7 +127,8 @@ class Fitting:
         n, d = self.subposterior.num_rows, self.subposterior.dim
         works = []
         target = self.subposterior.programs.target
-        for size in part_sizes(n, first_part(d, target.terms, target.bundle)):
+        first, represented = first_part(d, target.terms, target.bundle), represented_by_last(n, d, target)
+        for size in part_sizes(n, first, represented):
             thinned = self.subposterior.thinned(size, rng)
             sweeps = dataclasses.replace(self.sweeps, subposterior=thinned)
             precision = self.precision._replace(tolerance=NEAR_ENOUGH) if works else self.precision

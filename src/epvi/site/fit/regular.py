@@ -23,7 +23,14 @@ from epvi.site.derivatives.expansions import Taylors, expand_together
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.few_hessians import OneShard, only_mode
 from epvi.site.fit.inference import LocalFit
-from epvi.site.fit.ladder import NEAR_ENOUGH, fewer_in_first_part, first_part, part_sizes, scaled_starts
+from epvi.site.fit.ladder import (
+    NEAR_ENOUGH,
+    fewer_in_first_part,
+    first_part,
+    part_sizes,
+    represented_by_last,
+    scaled_starts,
+)
 from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.monte_carlo import base_draws
 from epvi.site.fit.newton import Climbed, Tolerances, climb, newton_steps
@@ -125,8 +132,9 @@ class RegularShards:
         sub, d = self.subposteriors, self.subposteriors.dim
         if d > MOST_ON_TALL:
             return self._by_gradients(rngs)
-        first = first_part(d, sub.programs.target.terms, sub.programs.target.bundle)
-        steps = [part_sizes(int(n), first) for n in sub.sizes]
+        target = sub.programs.target
+        first = first_part(d, target.terms, target.bundle)
+        steps = [part_sizes(int(n), first, represented_by_last(int(n), d, target)) for n in sub.sizes]
         count, ends = sub.num_shards, _unknown(sub)
         for i in range(max(map(len, steps))):
             shards = np.array([m for m in range(count) if len(steps[m]) > i and ends.good[m]], int)

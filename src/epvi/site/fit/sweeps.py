@@ -71,12 +71,17 @@ class Sweeps:
         precision = self.precision._replace(tolerance=max(tolerance, self.precision.tolerance))
         return dataclasses.replace(self, precision=precision, tolerance=max(tolerance, self.tolerance))
 
-    def run(self, means: np.ndarray, covariances: np.ndarray, rng: np.random.Generator) -> Components:
-        """Alternate means (L1) and covariances (L2) until L2 changes by less than the tolerance."""
+    def run(
+        self, means: np.ndarray, covariances: np.ndarray, rng: np.random.Generator, at: Curve | None = None
+    ) -> Components:
+        """Alternate means (L1) and covariances (L2) until L2 changes by less than the tolerance.
+
+        `at` is f at the means with its derivatives, if it is known.
+        """
         history: list[float] = []
         guarded = np.zeros(len(means), bool)
         best, nudged, done = Components(means, covariances, (-np.inf,), False, False), 0, False
-        placed = None
+        placed = None if at is None else Placed.of(means, at)
         for _ in range(self.max_sweeps):
             placed = self._move_means(means, covariances, placed)
             means, value, curvature = placed.means, placed.at.value, self._curvature(placed.at)

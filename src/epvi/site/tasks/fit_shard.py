@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
 from epvi.ground.seeds import Seed, SeedStream, as_key
@@ -89,14 +89,18 @@ class FitPlan:
 
     def keys(self, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array]:
         """The random key that all shards share, and those of some shards."""
-        key = jax.random.wrap_key_data(jnp.asarray(self.key))
-        shards = jnp.array([part.shard for part in parts], jnp.uint32)
-        return jax.random.fold_in(key, SeedStream.COMMON), jax.vmap(jax.random.fold_in, (None, 0))(key, shards)
+        return _keys(self.key, np.array([part.shard for part in parts], np.uint32))
 
     def provenance(self) -> Provenance:
         """The provenance of a fit by this plan, without the hash of its rows."""
         key = tuple(int(word) for word in self.key)
         return dataclasses.replace(self.made_of, inference=settings_of(self.inference), key=key)
+
+
+@compiled
+def _keys(words: Any, shards: Any) -> tuple[jax.Array, jax.Array]:
+    key = jax.random.wrap_key_data(words)
+    return jax.random.fold_in(key, SeedStream.COMMON), jax.vmap(jax.random.fold_in, (None, 0))(key, shards)
 
 
 def provenance(model: Model, programs: Programs, table: Table) -> Provenance:
@@ -162,7 +166,7 @@ def fit_regular(
     """Fit shards together whose checked rows lie one after the other; None for each that is to be fitted alone."""
     start = time.perf_counter()
     shares = np.array([float(part.prior) for part in parts])
-    if np.any(shares == 0):
+    if np.any(shares == 0) or not plan.inference.fits_together:
         return [None] * len(parts)
     window = block_size(programs, columns, sum(sizes), 1)
     windows = Windows.of(np.array(sizes), window, max(sizes), programs.target.bundle)
