@@ -98,18 +98,31 @@ class Linked:
     def add(self, order: Order, total: Sums, at: tuple[Any, ...], point: Any, block: Any, weights: Any) -> Sums:
         """The total with a block added at an index of its leading axes, for one point θ."""
         layout, values = self._layout(order), self.found.of_rows(block)
-        matrices = {j: x.astype(self.dtype) for j, x in self.found.matrices(values).items()}
-        etas = []
+        matrices = self.matrices(values)
+        etas = self.etas(point, values, matrices)
+        rows, scale = self.derivatives(layout.order, etas, point.astype(self.dtype), block)
+        value = jnp.zeros(())
+        if layout.order is not Order.SCORES:
+            value = jnp.sum(_weighted(weights, rows().astype(jnp.float64)))
+        codes = self.found.codes(values)
+        return layout.add(total, at, value, lambda a, b: _weighted(weights, scale(a, b)), matrices, codes)
+
+    def matrices(self, values: Mapping[int, Any]) -> dict[int, Any]:
+        """The matrices of the matrix products in the rows' dtype, from values of the rows."""
+        return {j: x.astype(self.dtype) for j, x in self.found.matrices(values).items()}
+
+    def etas(self, point: Any, values: Mapping[int, Any], matrices: Mapping[int, Any]) -> list[Any]:
+        """The linear predictors η_j (n, C_j)."""
+        made = []
         for j, (cut, w) in enumerate(zip(self.found.cuts, self.exact.weights(point), strict=True)):
             w = w.astype(self.dtype)
-            etas.append(cut.predictors(values, w) if isinstance(cut, GatherCut) else matrices[j] @ w)
-        value, scales = self._derivatives(layout.order, etas, point.astype(self.dtype), block, weights)
-        return layout.add(total, at, value, scales, matrices, self.found.codes(values))
+            made.append(cut.predictors(values, w) if isinstance(cut, GatherCut) else matrices[j] @ w)
+        return made
 
-    def _derivatives(
-        self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any], weights: Any
-    ) -> tuple[Any, Callable[[int, int | None], Any]]:
-        """The sum of the log likelihood, and the function of one or two arguments to their weighted derivatives."""
+    def derivatives(
+        self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any]
+    ) -> tuple[Callable[[], Any], Callable[[int, int | None], Any]]:
+        """The function that gives the rows' log likelihoods, and that of one or two arguments to their derivatives."""
         moved, parts = self._shifts(etas, theta, block)
         zero, axes = jnp.zeros(self.width, self.dtype), jnp.eye(self.width, dtype=self.dtype)
         first = _along(moved, axes)
@@ -123,10 +136,7 @@ class Linked:
                 return scale(a, None) * scale(b, None)
             return sum(c * e * bends[k, m] for k, c in parts[a].items() for m, e in parts[b].items())
 
-        if order is Order.SCORES:
-            return jnp.zeros(()), lambda a, b: _weighted(weights, scale(a, b))
-        value = jnp.sum(_weighted(weights, moved(zero).astype(jnp.float64)))
-        return value, lambda a, b: _weighted(weights, scale(a, b))
+        return lambda: moved(zero), scale
 
     def _shifts(self, etas: list[Any], theta: Any, block: Any) -> tuple[Callable, list[dict[int, Any]]]:
         """φ of every row with a shift added to the values u that it depends on, and ∂u for each argument.
@@ -175,17 +185,17 @@ class Linked:
 
         The products with H and Jᵀ have the shapes of the sums, so that J, which is sparse, is never multiplied whole.
         """
-        layout, d, start = self._layout(order), len(point), self._coefficients(point)
+        layout, d, start = self._layout(order), len(point), self.coefficients(point)
         is_scores = order is Order.SCORES
         gradient = [jnp.zeros_like(w) for w in start] if is_scores else layout.vectors(sums, second=False)
 
         def slope(theta: Any) -> Any:
-            now, pull = jax.vjp(self._coefficients, theta)
+            now, pull = jax.vjp(self.coefficients, theta)
             bent = layout.times(sums, [after - before for after, before in zip(now, start, strict=True)])
             return pull([g + more for g, more in zip(gradient, bent, strict=True)])[0]
 
         if order is Order.GRADIENT:
-            return sums.value, jax.vjp(self._coefficients, point)[1](gradient)[0]
+            return sums.value, jax.vjp(self.coefficients, point)[1](gradient)[0]
 
         def along(i: Any) -> Any:
             row = jax.jvp(slope, (point,), (jnp.zeros(d).at[i].set(1.0),))[1]
@@ -194,7 +204,7 @@ class Linked:
         bends = jax.lax.map(along, jnp.arange(d), batch_size=min(d, _DIRECTIONS))
         return (bends,) if is_scores else (sums.value, slope(point), bends)
 
-    def _coefficients(self, theta: Any) -> list[Any]:
+    def coefficients(self, theta: Any) -> list[Any]:
         """ψ(θ), one part for each argument."""
         columns = [column for w in self.exact.weights(theta) for column in w.T]
         return columns + [theta[i : i + 1] for i in self.found.coordinates]
