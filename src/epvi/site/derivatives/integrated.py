@@ -159,13 +159,25 @@ class Marginal:
     def conditional(self) -> Any:
         """The function of φ and a block that gives slopes and values of the moments of the groups' effects given φ."""
 
-        def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
-            with promotion_allowed():
-                joint, nodes = self.at(phi, Groups(block))
-                made = moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
+        def plain(phi: Any, block: Block) -> tuple[Any, Any]:
+            joint, nodes = self.at(phi, Groups(block))
+            made = moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
             return made, made
 
-        return jax.jit(jax.jacfwd(conditional, has_aux=True))
+        def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
+            with promotion_allowed():
+                linked = self.links(block)
+                if linked is None:
+                    return jax.jacfwd(plain, has_aux=True)(phi, block)
+                groups = Groups(block)
+                joint, nodes = self.at(phi, groups)
+                weights = jax.nn.softmax(joint_at(joint, nodes), axis=0)
+                away = linked.gradients(phi, groups, nodes)
+                moved = weights[..., None] * (away - jnp.einsum("ql,qlp->lp", weights, away))
+                values, along = jax.linearize(lambda weights: moments(weights, nodes.z), weights)
+                return jax.vmap(along, -1, -1)(moved), values
+
+        return jax.jit(conditional)
 
     def _foreseen(self, phi: Any, groups: Groups) -> Nodes:
         """The nodes from moments that are known near φ, without a search for the modes."""
