@@ -224,7 +224,9 @@ def _outer(groups: Groups, each: Any, weights: Any) -> Any:
 
 def linked_marginal(marginal: Any, block: Mapping[str, Any]) -> LinkedMarginal | None:
     """The derivatives of bundles of this kind; None if their rows have no such form."""
-    flat = {name: jax.ShapeDtypeStruct((math.prod(x.shape[:2]), *x.shape[2:]), x.dtype) for name, x in own(block).items()}
+    flat = {
+        name: jax.ShapeDtypeStruct((math.prod(x.shape[:2]), *x.shape[2:]), x.dtype) for name, x in own(block).items()
+    }
     dtype = rows_dtype(kind_of(flat))
     few = {
         name: np.zeros((_ROWS_TO_LOOK, *x.shape[1:]), np.float64 if x.dtype.kind == "f" else x.dtype)
