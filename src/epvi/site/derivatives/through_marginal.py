@@ -185,14 +185,14 @@ class _Rows(NamedTuple):
     @classmethod
     def of(cls, linked: Linked, point: Any, groups: Groups, nodes: Nodes) -> "_Rows":
         values = linked.found.of_rows(_with_effects(groups, nodes.z[0].astype(linked.dtype)))
-        matrices = linked.matrices(values)
+        matrices = {j: x.astype(linked.dtype) for j, x in linked.found.matrices(values).items()}
         etas, codes = linked.etas(point, values, matrices), linked.found.codes(values)
         return cls(linked, point.astype(linked.dtype), groups, nodes, etas, matrices, codes)
 
     def scale(self, order: Order, z: Any) -> Callable[[int, int | None], Any]:
         """The link derivatives of all rows by arguments, for effects (L, s) of their groups."""
         block = _with_effects(self.groups, z.astype(self.linked.dtype))
-        return self.linked.derivatives(order, self.etas, self.theta, block)[1]
+        return self.linked.derivatives(order, self.etas, self.theta, block)
 
     def by_group(self, scale: Callable[[int, int | None], Any]) -> Any:
         """Σ_i A_iᵀ φ'_i over the rows of each group, (L, ·)."""
@@ -244,7 +244,7 @@ def linked_marginal(marginal: Any, block: Mapping[str, Any]) -> LinkedMarginal |
 
 def _found(marginal: Any, rows: Mapping[str, Any], dtype: Any) -> Predictors | None:
     """The linear predictors of rows with given effects, if none of them is a product with these."""
-    n = len(next(iter(rows.values())))
+    n = next(iter(rows.values())).shape[0]
     shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in rows.items()}
     shapes |= {_EFFECTS: jax.ShapeDtypeStruct((n, marginal.places.per_level), dtype)}
     shapes |= {_LEVEL: jax.ShapeDtypeStruct((n,), np.int32)}

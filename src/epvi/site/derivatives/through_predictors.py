@@ -98,31 +98,18 @@ class Linked:
     def add(self, order: Order, total: Sums, at: tuple[Any, ...], point: Any, block: Any, weights: Any) -> Sums:
         """The total with a block added at an index of its leading axes, for one point θ."""
         layout, values = self._layout(order), self.found.of_rows(block)
-        matrices = self.matrices(values)
-        etas = self.etas(point, values, matrices)
-        rows, scale = self.derivatives(layout.order, etas, point.astype(self.dtype), block)
-        value = jnp.zeros(())
-        if layout.order is not Order.SCORES:
-            value = jnp.sum(_weighted(weights, rows().astype(jnp.float64)))
-        codes = self.found.codes(values)
-        return layout.add(total, at, value, lambda a, b: _weighted(weights, scale(a, b)), matrices, codes)
-
-    def matrices(self, values: Mapping[int, Any]) -> dict[int, Any]:
-        """The matrices of the matrix products in the rows' dtype, from values of the rows."""
-        return {j: x.astype(self.dtype) for j, x in self.found.matrices(values).items()}
-
-    def etas(self, point: Any, values: Mapping[int, Any], matrices: Mapping[int, Any]) -> list[Any]:
-        """The linear predictors η_j (n, C_j)."""
-        made = []
+        matrices = {j: x.astype(self.dtype) for j, x in self.found.matrices(values).items()}
+        etas = []
         for j, (cut, w) in enumerate(zip(self.found.cuts, self.exact.weights(point), strict=True)):
             w = w.astype(self.dtype)
-            made.append(cut.predictors(values, w) if isinstance(cut, GatherCut) else matrices[j] @ w)
-        return made
+            etas.append(cut.predictors(values, w) if isinstance(cut, GatherCut) else matrices[j] @ w)
+        value, scales = self._derivatives(layout.order, etas, point.astype(self.dtype), block, weights)
+        return layout.add(total, at, value, scales, matrices, self.found.codes(values))
 
-    def derivatives(
-        self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any]
-    ) -> tuple[Callable[[], Any], Callable[[int, int | None], Any]]:
-        """The function that gives the rows' log likelihoods, and that of one or two arguments to their derivatives."""
+    def _derivatives(
+        self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any], weights: Any
+    ) -> tuple[Any, Callable[[int, int | None], Any]]:
+        """The sum of the log likelihood, and the function of one or two arguments to their weighted derivatives."""
         moved, parts = self._shifts(etas, theta, block)
         zero, axes = jnp.zeros(self.width, self.dtype), jnp.eye(self.width, dtype=self.dtype)
         first = _along(moved, axes)
@@ -136,7 +123,10 @@ class Linked:
                 return scale(a, None) * scale(b, None)
             return sum(c * e * bends[k, m] for k, c in parts[a].items() for m, e in parts[b].items())
 
-        return lambda: moved(zero), scale
+        if order is Order.SCORES:
+            return jnp.zeros(()), lambda a, b: _weighted(weights, scale(a, b))
+        value = jnp.sum(_weighted(weights, moved(zero).astype(jnp.float64)))
+        return value, lambda a, b: _weighted(weights, scale(a, b))
 
     def _shifts(self, etas: list[Any], theta: Any, block: Any) -> tuple[Callable, list[dict[int, Any]]]:
         """φ of every row with a shift added to the values u that it depends on, and ∂u for each argument.
@@ -160,6 +150,20 @@ class Linked:
             return self.found.link(shifted, there, block)
 
         return each, [{a: jnp.ones((), self.dtype)} for a in range(self.found.num_arguments)]
+
+    def etas(self, point: Any, values: Mapping[int, Any], matrices: Mapping[int, Any]) -> list[Any]:
+        """The linear predictors η_j (n, C_j), from values of the rows and the matrices made of them."""
+        weights = [w.astype(self.dtype) for w in self.exact.weights(point)]
+        return [
+            cut.predictors(values, w) if isinstance(cut, GatherCut) else matrices[j] @ w
+            for j, (cut, w) in enumerate(zip(self.found.cuts, weights, strict=True))
+        ]
+
+    def derivatives(
+        self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any]
+    ) -> Callable[[int, int | None], Any]:
+        """The function of one or two arguments to the derivatives of all rows, (n,)."""
+        return self._derivatives(order, etas, theta, block, jnp.ones(self.found.program.n, self.dtype))[1]
 
     def curve(self, order: Order, sums: Sums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and Hessian (or its diagonal) with respect to θ, from sums over all rows.
