@@ -94,7 +94,7 @@ class LinkedMarginal:
                 return (total[0].at[at].add(_outer(groups, each, weights)),)
             value = jnp.sum(jnp.where(counted > 0, counted * log_integral, 0.0))
             shares = jnp.where(counted > 0, counted * among, 0.0)
-            layout, rows = self._layout(order), _Rows.of(self.linked, point, groups, nodes)
+            layout, rows = self._layout(order), _GivenEffects.of(self.linked, point, groups, nodes)
             scales, away = self._over_nodes(layout, rows, shares)
             sums = layout.add(total.rows, at, value, lambda a, b: scales[a, b], rows.matrices, rows.codes)
             slope, bend = self._of_prior(point, groups, nodes, shares)
@@ -116,11 +116,11 @@ class LinkedMarginal:
 
     def gradients(self, point: Any, groups: Groups, nodes: Nodes) -> Any:
         """∇J of each node and group in φ, (Q, L, p)."""
-        rows = _Rows.of(self.linked, point, groups, nodes)
+        rows = _GivenEffects.of(self.linked, point, groups, nodes)
         away = jax.lax.map(lambda z: rows.by_group(rows.scale(Order.GRADIENT, z)), nodes.z)
         return self._in_phi(point, groups, nodes, away)
 
-    def _over_nodes(self, layout: ArgumentSums, rows: "_Rows", shares: Any) -> tuple[dict, Any]:
+    def _over_nodes(self, layout: ArgumentSums, rows: "_GivenEffects", shares: Any) -> tuple[dict, Any]:
         """Link derivatives averaged over nodes, by arguments; for a Hessian also Σ_i A_iᵀ φ'_i by node and group."""
         full = layout.order is Order.FULL
 
@@ -171,7 +171,7 @@ class LinkedMarginal:
         return self.marginal.prior.shared_of_sums
 
 
-class _Rows(NamedTuple):
+class _GivenEffects(NamedTuple):
     """The rows of groups, and what does not depend on their effects."""
 
     linked: Linked
@@ -183,7 +183,7 @@ class _Rows(NamedTuple):
     codes: dict[Any, Any]
 
     @classmethod
-    def of(cls, linked: Linked, point: Any, groups: Groups, nodes: Nodes) -> "_Rows":
+    def of(cls, linked: Linked, point: Any, groups: Groups, nodes: Nodes) -> "_GivenEffects":
         values = linked.found.of_rows(_with_effects(groups, nodes.z[0].astype(linked.dtype)))
         matrices = {j: x.astype(linked.dtype) for j, x in linked.found.matrices(values).items()}
         etas, codes = linked.etas(point, values, matrices), linked.found.codes(values)
