@@ -116,15 +116,26 @@ class Effects:
         variance = np.einsum("k,kgs->gs", weights, spread)
         if not len(phi):
             return mean, np.sqrt(variance)
-        shift, more = np.zeros_like(mean), np.zeros_like(mean)
+        delta = phi - self.centre
+        # Σ_n signed_n (b + M δ_n)² with b the mean at φ₀ relative to that under the mixture: Σ_n signed_n is 0.
+        first, second = signed @ delta, (signed[:, None] * delta).T @ delta
+        at, slopes = self.mean - mean, self.mean_slope
+        shift = slopes @ first
+        more = 2 * at * shift + np.einsum("gsp,pq,gsq->gs", slopes, second, slopes, optimize=True)
         for start in range(0, len(mean), _LEVELS_AT_ONCE):
             some = slice(start, start + _LEVELS_AT_ONCE)
-            away = self.means(phi, some) - mean[some]
-            within = np.sum(self.roots(phi, some) ** 2, axis=-1)
-            shift[some] = np.einsum("n,ngs->gs", signed, away)
-            more[some] = np.einsum("n,ngs->gs", signed, within + away**2)
+            more[some] += self._within(delta, signed, some)
         corrected = variance + more - shift**2
         return mean + shift, np.sqrt(np.maximum(corrected, 1e-6 * variance))
+
+    def _within(self, delta: Float[np.ndarray, "n p"], signed: Float[np.ndarray, " n"], levels: slice) -> np.ndarray:
+        """Σ_n signed_n diag(C_g C_gᵀ) at displacements of φ, of some levels."""
+        root, slope = self.root[levels], self.root_slope[levels]
+        made = np.zeros((len(root), self.mean.shape[1]))
+        for t, (i, j) in enumerate(self._entries):
+            entry = root[:, t] + delta @ slope[:, t].T
+            made[:, i] += signed @ (np.exp(2 * entry) if i == j else entry**2)
+        return made
 
     def _under(self, centre: np.ndarray, covariance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance of each effect under one Gaussian over φ."""

@@ -7,6 +7,7 @@ are then run for the levels of a few groups, with G replaced by their number. A 
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -81,10 +82,19 @@ class LevelProgram:
     # Whether these sums are only added in the output, not multiplied by functions of φ.
     added: bool
 
+    @functools.cached_property
+    def shared_of_sums(self) -> np.ndarray:
+        """The coordinates, within φ, that the terms of the sums over levels depend on."""
+        behind = self.program.needed([*self.sums.values(), *([] if self.added else [self.program.output])], ())
+        found = [self.read[one] for one in behind if one in self.read and one not in self.along]
+        used = np.concatenate([np.zeros(0, np.int64), *(places.ravel() for places in found)])
+        return np.flatnonzero(np.isin(self.places.shared, used))
+
     def run(self, z: Any, phi: Any, levels: Any, block: Mapping[str, Any], level: Any) -> tuple[Any, list[Any]]:
         """The output, and the terms of its sums over levels, for effects z (L, s) of the levels (L,).
 
-        `level` has for each row the index of its level in `levels`. Sums over levels count as zero in the output.
+        `level` has for each row the index of its level in `levels`; with None there is one entry per row, its own. Sums
+        over levels count as zero in the output.
         """
         output, terms = self._run(z, phi, levels, block, level, None)
         if self.added:
@@ -115,15 +125,24 @@ class LevelProgram:
                     given = [self.along.get(one) if isinstance(one, int) else None for one in step.inputs]
                     values[number] = run_at(step.equation, inputs, given, self.along[number].axis, levels)
                 elif number in self.gathered:
-                    indices = values[step.inputs[1]]
-                    column = jnp.reshape(level, indices.shape[:-1]).astype(indices.dtype)
-                    values[step.inputs[1]] = indices.at[..., self.gathered[number]].set(column)
-                    step.run(values)
-                    values[step.inputs[1]] = indices
+                    values[number] = self._gather(step, values, level)
                 else:
                     step.run(values)
         output = self.program.output
         return values[output] if isinstance(output, int) else output.value, terms
+
+    def _gather(self, step: Operation, values: dict[int, Any], level: Any) -> Any:
+        """What rows read of values with an axis of levels."""
+        operand, indices = (values[one] for one in step.inputs)
+        if level is None:
+            place = _place_of_rows(step.equation, self.along[step.inputs[0]].axis)
+            if place is not None:
+                return jnp.moveaxis(operand, self.along[step.inputs[0]].axis, place)
+            level = jnp.arange(operand.shape[self.along[step.inputs[0]].axis])
+        column = jnp.reshape(level, indices.shape[:-1]).astype(indices.dtype)
+        found = dict(values) | {step.inputs[1]: indices.at[..., self.gathered[step.outputs[0]]].set(column)}
+        step.run(found)
+        return found[step.outputs[0]]
 
     def _read(self, number: int, z: Any, phi: Any, position: np.ndarray) -> Any:
         places = self.read[number]
@@ -250,3 +269,14 @@ def _level_column(equation: Any, axis: int) -> int:
     if axis not in numbers.start_index_map or axis not in numbers.collapsed_slice_dims or batched:
         raise _OtherFormError
     return numbers.start_index_map.index(axis)
+
+
+def _place_of_rows(equation: Any, axis: int) -> int | None:
+    """The axis of rows in the output of a gather along levels alone, all else taken whole; None for other gathers."""
+    numbers, indices = equation.params["dimension_numbers"], equation.invars[1].aval
+    operand, out = equation.invars[0].aval, equation.outvars[0].aval
+    whole = all(n == operand.shape[i] for i, n in enumerate(equation.params["slice_sizes"]) if i != axis)
+    if numbers.start_index_map != (axis,) or numbers.collapsed_slice_dims != (axis,) or len(indices.shape) != 2:
+        return None
+    places = [i for i in range(len(out.shape)) if i not in numbers.offset_dims]
+    return places[0] if whole and len(places) == 1 else None

@@ -163,11 +163,11 @@ def expand(
     """The expansions about several points, on the same subsamples of the rows."""
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
-        of_parts = [taylors(part.curve(centre[None], whole.form))[0] for part in samples.parts]
-        if samples.sure is not None:
-            sure = taylors(samples.sure.curve(centre[None], whole.form))[0]
+        near = samples.prepared(centre)
+        of_parts = [taylors(part.curve(centre[None], whole.form))[0] for part in near.parts]
+        if near.sure is not None:
+            sure = taylors(near.sure.curve(centre[None], whole.form))[0]
             of_parts = [one.plus(sure) for one in of_parts]
-        near = dataclasses.replace(samples, together=samples.together.prepared(centre))
         made.append(Around(centre, whole, near, of_parts))
     return made
 

@@ -28,8 +28,9 @@ from epvi.site.model.target import Target
 _LEAST_LEVELS = 20
 # Most effects of one level: the nodes of the integral are a grid over them. Judgement: 125 nodes for three.
 _MOST_PER_LEVEL = 3
-# Most other parameters, whose Hessian needs one direction each. Judgement.
-_MOST_SHARED = 32
+# Most other parameters, whose joint distribution is judged by importance weights. Judgement: as many as are fitted by
+# Newton's method.
+_MOST_SHARED = 128
 # Rows on which the densities by level are compared with those of the model, and largest relative difference. Judgement:
 # they do the same arithmetic, in another order of summation.
 _ROWS_TO_TRY, _SAME = 64, 1e-9

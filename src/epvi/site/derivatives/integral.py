@@ -21,6 +21,9 @@ import numpy as np
 # Nodes per coordinate, by the number s of effects of a level: 9, 49 and 125 nodes, and fewer where groups have many
 # rows, so that their effects are nearly Gaussian. Judgement: the tests compare with fine quadrature.
 _NODES, _FEWER_NODES = {1: 9, 2: 7, 3: 5}, {1: 5, 2: 4, 3: 3}
+# Nodes about known moments where groups have many rows: these integrals serve for what Taylor expansions of the same
+# integrals leave over, and errors that both have cancel. Judgement.
+_FEWEST_NODES = {1: 3, 2: 3, 3: 3}
 # Most Newton steps for the modes, and the gradient, in units of the group's own sd, at which a group has arrived. The
 # nodes need not be centred exactly: a tenth of an sd changes the integral by less than its own error. Judgement.
 _MOST_STEPS, _NEAR = 40, 0.05
@@ -50,7 +53,7 @@ def nodes_of(joint: Joint, prior: Joint, start: Any, many: bool = False) -> Node
     mode, curvature = _modes(joint, prior, start)
     s = start.shape[1]
     root = _cholesky(curvature)
-    x, log_w = _hermite(s, many)
+    x, log_w = _hermite(s, (_FEWER_NODES if many else _NODES)[s])
     # Cᵀ = (root)⁻¹, so that C x solves rootᵀ y = x.
     away = jnp.stack([_solve_upper(root, jnp.broadcast_to(one, start.shape)) for one in np.sqrt(2.0) * x])
     log_volume = 0.5 * s * np.log(2.0) - sum(jnp.log(root[i][i]) for i in range(s))
@@ -61,7 +64,7 @@ def nodes_of(joint: Joint, prior: Joint, start: Any, many: bool = False) -> Node
 def nodes_about(mean: Any, root: Any, many: bool = False) -> Nodes:
     """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t)."""
     s = mean.shape[1]
-    x, log_w = _hermite(s, many)
+    x, log_w = _hermite(s, (_FEWEST_NODES if many else _NODES)[s])
     entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(s))}
     entries = {(i, j): jnp.exp(c) if i == j else c for (i, j), c in entries.items()}
     away = [[sum(one[j] * entries[i, j] for j in range(i + 1)) for i in range(s)] for one in np.sqrt(2.0) * x]
@@ -103,9 +106,9 @@ def joint_at(joint: Joint, nodes: Nodes) -> Any:
 
 
 @functools.cache
-def _hermite(s: int, many: bool) -> tuple[np.ndarray, np.ndarray]:
+def _hermite(s: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes (Q, s) and log weights (Q,), the latter for a density that is not divided by exp(−xᵀx)."""
-    x, w = np.polynomial.hermite.hermgauss((_FEWER_NODES if many else _NODES)[s])
+    x, w = np.polynomial.hermite.hermgauss(count)
     grid = np.array(list(itertools.product(x, repeat=s)))
     weights = np.array(list(itertools.product(np.log(w) + x**2, repeat=s)))
     return grid, np.sum(weights, axis=1)

@@ -21,13 +21,12 @@ import numpy as np
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.group_effects import GroupEffects
 from epvi.site.derivatives.by_level import LevelProgram, Places, trace_by_level
+from epvi.site.derivatives.groups import Groups, own
 from epvi.site.derivatives.integral import Joint, Nodes, joint_at, log_integrals, moments, nodes_about, nodes_of
+from epvi.site.derivatives.through_marginal import LinkedMarginal, linked_marginal
 from epvi.site.model.model import Model
 from epvi.site.model.target import Block, Target
-from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL, PILOT
-
-# Rows of a group from which on the distribution of its effects is nearly Gaussian. Judgement.
-_MANY_ROWS = 100
+from epvi.site.rows.bundles import COUNT, LOCAL
 
 
 class IntegratedModel(Model):
@@ -60,53 +59,6 @@ class IntegratedModel(Model):
         return Marginal(base, self.effects, places, rows[LOCAL].shape[1])
 
 
-def own(block: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of the rows themselves."""
-    return {name: column for name, column in block.items() if name not in (LOCAL, COUNT, LEVELS, PILOT)}
-
-
-class Groups:
-    """The groups of a block of bundles: where their rows are."""
-
-    def __init__(self, block: Block) -> None:
-        local, levels = jnp.asarray(block[LOCAL]), jnp.asarray(block[LEVELS])
-        self.bundles, self.places = local.shape
-        self.width = levels.shape[1]
-        # Absent groups have the number of some level, and no rows.
-        self.present = jnp.reshape(levels >= 0, -1)
-        self.levels = jnp.reshape(jnp.maximum(levels, 0), -1)
-        self.local = local
-        first = self.width * jnp.arange(self.bundles, dtype=local.dtype)
-        # The group of each row among all of the block.
-        self.level = jnp.reshape(local + first[:, None], -1)
-        self.used = jnp.arange(self.places)[None] < jnp.asarray(block[COUNT])[:, None]
-        # Moments of the groups' effects given φ near some φ₀, if they are known.
-        self.pilot = jnp.asarray(block[PILOT]).astype(float) if PILOT in block else None
-        self.rows = {name: jnp.reshape(jnp.asarray(x), (-1, *x.shape[2:])) for name, x in own(block).items()}
-
-    @property
-    def num_rows(self) -> int:
-        """Places for rows, of all bundles."""
-        return self.bundles * self.places
-
-    @property
-    def num_groups(self) -> int:
-        """Groups of all bundles, and room for absent ones."""
-        return self.bundles * self.width
-
-    @property
-    def many(self) -> bool:
-        """Whether groups have many rows each."""
-        return self.places >= _MANY_ROWS * self.width
-
-    def summed(self, rows: Any) -> Any:
-        """Sums over the rows of each group, (groups,), in float64 if that is enabled."""
-        used = jnp.where(self.used, jnp.reshape(rows, self.used.shape).astype(float), 0.0)
-        if self.width == 1:
-            return jnp.sum(used, axis=1)
-        return jax.ops.segment_sum(jnp.reshape(used, -1), self.level, self.num_groups, indices_are_sorted=True)
-
-
 @dataclasses.dataclass(eq=False)
 class Marginal:
     """The likelihood of bundles with the groups' effects integrated out."""
@@ -131,6 +83,7 @@ class Marginal:
             bundle=self.size,
             counted=COUNT,
             conditional=self.conditional,
+            links=self.links,
         )
 
     @functools.cached_property
@@ -165,14 +118,13 @@ class Marginal:
 
     def at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
         """The joint density of each group and its effects, and the nodes over these."""
-        program = self._likelihood(groups, phi.dtype)
+        levels = groups.of_rows(groups.levels)
 
         def prior(phi: Any, z: Any) -> Any:
-            terms = self.prior.run(z, phi.astype(float), groups.levels, {}, None)[1]
-            return functools.reduce(jnp.add, terms)
+            return self.prior_of_effects(phi.astype(float), z, groups.levels)
 
         def joint(phi: Any, z: Any) -> Any:
-            rows = program.run(z.astype(phi.dtype), phi, groups.levels, groups.rows, groups.level)[0]
+            rows = self.of_rows(phi, groups.of_rows(z.astype(phi.dtype)), levels, groups.rows)
             return groups.summed(rows) + prior(phi, z)
 
         fixed = jax.lax.stop_gradient(phi)
@@ -182,17 +134,50 @@ class Marginal:
         nodes = nodes_of(functools.partial(joint, fixed), functools.partial(prior, fixed), start, groups.many)
         return functools.partial(joint, phi), nodes
 
+    def prior_of_effects(self, phi: Any, z: Any, levels: Any) -> Any:
+        """Log p(z | φ) of effects (L, s) of some levels, (L,)."""
+        return functools.reduce(jnp.add, self.prior.run(z, phi, levels, {}, None)[1])
+
+    def of_rows(self, phi: Any, z: Any, levels: Any, rows: Mapping[str, Any]) -> Any:
+        """The log likelihood of each row (n,), given the effects (n, s) of its level and the number of that (n,)."""
+        shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in rows.items()}
+        kind = (phi.dtype, *((name, x.shape, x.dtype) for name, x in shapes.items()))
+        if kind not in self._programs:
+            self._programs[kind] = self._traced(self.base.log_likelihood, phi.dtype, shapes)
+        return self._programs[kind].run(z, phi, levels, rows, None)[0]
+
+    @functools.cached_property
+    def _programs(self) -> dict[Any, LevelProgram]:
+        """The likelihood by level, by shapes of the rows."""
+        return {}
+
+    def links(self, block: Block) -> LinkedMarginal | None:
+        """Derivatives through the linear predictors of rows, for blocks of this kind."""
+        return linked_marginal(self, block)
+
     @functools.cached_property
     def conditional(self) -> Any:
         """The function of φ and a block that gives slopes and values of the moments of the groups' effects given φ."""
 
-        def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
-            with promotion_allowed():
-                joint, nodes = self.at(phi, Groups(block))
-                made = moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
+        def plain(phi: Any, block: Block) -> tuple[Any, Any]:
+            joint, nodes = self.at(phi, Groups(block))
+            made = moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
             return made, made
 
-        return jax.jit(jax.jacfwd(conditional, has_aux=True))
+        def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
+            with promotion_allowed():
+                linked = self.links(block)
+                if linked is None:
+                    return jax.jacfwd(plain, has_aux=True)(phi, block)
+                groups = Groups(block)
+                joint, nodes = self.at(phi, groups)
+                weights = jax.nn.softmax(joint_at(joint, nodes), axis=0)
+                away = linked.gradients(phi, groups, nodes)
+                moved = weights[..., None] * (away - jnp.einsum("ql,qlp->lp", weights, away))
+                values, along = jax.linearize(lambda weights: moments(weights, nodes.z), weights)
+                return jax.vmap(along, -1, -1)(moved), values
+
+        return jax.jit(conditional)
 
     def _foreseen(self, phi: Any, groups: Groups) -> Nodes:
         """The nodes from moments that are known near φ, without a search for the modes."""
@@ -205,7 +190,3 @@ class Marginal:
         mean = mean + jnp.sum(jnp.reshape(mean_slope, (-1, s, p)) * delta[:, None], axis=2)
         root = root + jnp.sum(jnp.reshape(root_slope, (-1, t, p)) * delta[:, None], axis=2)
         return nodes_about(mean, root, groups.many)
-
-    def _likelihood(self, groups: Groups, dtype: Any) -> LevelProgram:
-        shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in groups.rows.items()}
-        return self._traced(self.base.log_likelihood, dtype, shapes)

@@ -116,8 +116,8 @@ class Predictors:
         return made, theta
 
 
-def find_predictors(program: Program) -> Predictors | None:
-    """Find the linear predictors of a likelihood; None if there are none."""
+def find_predictors(program: Program, *, or_coordinates: bool = False) -> Predictors | None:
+    """Find the linear predictors of a likelihood; None if there are none, unless coordinates of θ alone are enough."""
     if not program.goes_forward:
         # Forward-mode derivatives are needed for φ.
         return None
@@ -139,7 +139,7 @@ def find_predictors(program: Program) -> Predictors | None:
         tuple(cut.places(known) for cut in cuts),
         np.flatnonzero(natures.of(program.output).theta),
     )
-    return found if cuts else None
+    return found if cuts or or_coordinates else None
 
 
 def _matrix_cut(step: Operation, natures: Natures, made: Mapping[int, Cut], n: int) -> MatrixCut | None:

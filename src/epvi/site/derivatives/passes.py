@@ -22,6 +22,7 @@ from epvi.site.derivatives.linear_predictors import find_predictors
 from epvi.site.derivatives.on_subsamples import by_part, remainders
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.prior_part import PriorPart
+from epvi.site.derivatives.through_marginal import LinkedMarginal
 from epvi.site.derivatives.through_predictors import Linked, each_point
 from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
 from epvi.site.model.model import Model
@@ -62,7 +63,7 @@ class Programs(Held):
     # Compiled functions, by what they compute.
     _made: dict[Any, Any] = dataclasses.field(default_factory=dict)
     # Linear predictors, by kind of block; None if there are none.
-    _linked: dict[Kind, Linked | Wide | None] = dataclasses.field(default_factory=dict)
+    _linked: dict[Kind, Linked | Wide | LinkedMarginal | None] = dataclasses.field(default_factory=dict)
     # The likelihood's operations, and its indices made of rows, by kind of block.
     _flat: dict[Kind, Program] = dataclasses.field(default_factory=dict)
     _indices: dict[Kind, list[Index]] = dataclasses.field(default_factory=dict)
@@ -161,7 +162,7 @@ class Programs(Held):
             block = {name: column[begin : begin + size] for name, column in columns.items()}
             self.refuse_indices(block, np.ones(size), begin)
 
-    def linked(self, block: Mapping[str, Any], order: Order = Order.FULL) -> Linked | Wide | None:
+    def linked(self, block: Mapping[str, Any], order: Order = Order.FULL) -> Linked | Wide | LinkedMarginal | None:
         """The linear predictors for blocks of this kind, if derivatives of this order can be computed through them."""
         kind = kind_of(block)
         if kind not in self._linked:
@@ -169,7 +170,9 @@ class Programs(Held):
         found = self._linked[kind]
         return found if found is not None and found.gives(order) else None
 
-    def _find_linked(self, block: Mapping[str, Any], kind: Kind) -> Linked | Wide | None:
+    def _find_linked(self, block: Mapping[str, Any], kind: Kind) -> Linked | Wide | LinkedMarginal | None:
+        if self.target.links is not None:
+            return self.target.links(block)
         dtype = rows_dtype(kind)
         few = _few(block)
         with jax.enable_x64(True):
@@ -217,7 +220,7 @@ class Programs(Held):
         """The sums over no rows."""
         return self._zero(order, self.linked(block, order), num_points)
 
-    def _zero(self, order: Order, linked: Linked | Wide | None, num_points: int) -> Any:
+    def _zero(self, order: Order, linked: Linked | Wide | LinkedMarginal | None, num_points: int) -> Any:
         if linked is not None:
             return linked.zero(order, num_points)
         parts = tuple(np.zeros((num_points, *shape)) for shape in order.shapes(self.target.space.dim))
@@ -235,7 +238,7 @@ class Programs(Held):
     def _together(
         self,
         order: Order,
-        linked: Linked | Wide | None,
+        linked: Linked | Wide | LinkedMarginal | None,
         size: int,
         theta: Any,
         weights: Any,
@@ -257,7 +260,7 @@ class Programs(Held):
         start = jax.tree.map(lambda part: jnp.zeros((count, q, *part.shape[1:])), zero)
         return jax.lax.fori_loop(0, items.used, of_item, start)
 
-    def finished(self, order: Order, kind: Kind | None, linked: Linked | Wide | None) -> Callable:
+    def finished(self, order: Order, kind: Kind | None, linked: Linked | Wide | LinkedMarginal | None) -> Callable:
         """The function of sums over rows (P, ...), points (P, d) and shares of the prior (P,) to log p_m."""
 
         def one(sums: Any, point: Any, share: Any) -> Any:
@@ -273,7 +276,7 @@ class Programs(Held):
     def _add(
         self,
         order: Order,
-        linked: Linked | Wide | None,
+        linked: Linked | Wide | LinkedMarginal | None,
         total: Any,
         theta: Any,
         block: Any,

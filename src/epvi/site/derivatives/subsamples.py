@@ -34,6 +34,17 @@ class Subsamples:
     # The rows that are in every subsample, without the prior; None if there are none.
     sure: Subposterior | None
 
+    def prepared(self, point: Float[np.ndarray, " d"]) -> "Subsamples":
+        """The same, cheaper to evaluate near a point if group effects are integrated out."""
+        together = self.together.prepared(point)
+        if together is self.together:
+            return self
+        size = self.parts[0].num_rows
+        bounds = [(i * size, (i + 1) * size) for i in range(len(self.parts))]
+        parts = [_with_rows(part, together, *bound) for part, bound in zip(self.parts, bounds, strict=True)]
+        rest = None if self.sure is None else _with_rows(self.sure, together, len(parts) * size, together.num_rows)
+        return Subsamples(together, parts, rest)
+
     def values(self, theta: Float[np.ndarray, "S d"], batch: int) -> Float[np.ndarray, "G S"]:
         """Log p_m at any number of points, `batch` at a time, estimated from each subsample."""
         count, whole = len(self.parts), self.together
@@ -77,6 +88,11 @@ def by_influence(
     places = np.arange(len(chosen), len(order))
     alone = dataclasses.replace(together.of_rows(places), by_row=weights[places], prior=PriorShare(0.0))
     return Subsamples(together, parts, alone)
+
+
+def _with_rows(part: Subposterior, together: Subposterior, begin: int, end: int) -> Subposterior:
+    """A part of the rows with the columns that they have together."""
+    return dataclasses.replace(part, rows={name: column[begin:end] for name, column in together.rows.items()})
 
 
 def _taken(subposterior: Subposterior, chosen: Int[np.ndarray, " n"], rng: np.random.Generator | None) -> Subposterior:

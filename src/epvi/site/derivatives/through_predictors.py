@@ -151,6 +151,20 @@ class Linked:
 
         return each, [{a: jnp.ones((), self.dtype)} for a in range(self.found.num_arguments)]
 
+    def etas(self, point: Any, values: Mapping[int, Any], matrices: Mapping[int, Any]) -> list[Any]:
+        """The linear predictors η_j (n, C_j), from values of the rows and the matrices made of them."""
+        weights = [w.astype(self.dtype) for w in self.exact.weights(point)]
+        return [
+            cut.predictors(values, w) if isinstance(cut, GatherCut) else matrices[j] @ w
+            for j, (cut, w) in enumerate(zip(self.found.cuts, weights, strict=True))
+        ]
+
+    def derivatives(
+        self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any]
+    ) -> Callable[[int, int | None], Any]:
+        """The function of one or two arguments to the derivatives of all rows, (n,)."""
+        return self._derivatives(order, etas, theta, block, jnp.ones(self.found.program.n, self.dtype))[1]
+
     def curve(self, order: Order, sums: Sums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and Hessian (or its diagonal) with respect to θ, from sums over all rows.
 
@@ -175,17 +189,17 @@ class Linked:
 
         The products with H and Jᵀ have the shapes of the sums, so that J, which is sparse, is never multiplied whole.
         """
-        layout, d, start = self._layout(order), len(point), self._coefficients(point)
+        layout, d, start = self._layout(order), len(point), self.coefficients(point)
         is_scores = order is Order.SCORES
         gradient = [jnp.zeros_like(w) for w in start] if is_scores else layout.vectors(sums, second=False)
 
         def slope(theta: Any) -> Any:
-            now, pull = jax.vjp(self._coefficients, theta)
+            now, pull = jax.vjp(self.coefficients, theta)
             bent = layout.times(sums, [after - before for after, before in zip(now, start, strict=True)])
             return pull([g + more for g, more in zip(gradient, bent, strict=True)])[0]
 
         if order is Order.GRADIENT:
-            return sums.value, jax.vjp(self._coefficients, point)[1](gradient)[0]
+            return sums.value, jax.vjp(self.coefficients, point)[1](gradient)[0]
 
         def along(i: Any) -> Any:
             row = jax.jvp(slope, (point,), (jnp.zeros(d).at[i].set(1.0),))[1]
@@ -194,7 +208,7 @@ class Linked:
         bends = jax.lax.map(along, jnp.arange(d), batch_size=min(d, _DIRECTIONS))
         return (bends,) if is_scores else (sums.value, slope(point), bends)
 
-    def _coefficients(self, theta: Any) -> list[Any]:
+    def coefficients(self, theta: Any) -> list[Any]:
         """ψ(θ), one part for each argument."""
         columns = [column for w in self.exact.weights(theta) for column in w.T]
         return columns + [theta[i : i + 1] for i in self.found.coordinates]

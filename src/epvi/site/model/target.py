@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,6 +53,9 @@ class Target:
     # Where group effects are integrated out: the function of φ and a block that gives the moments of the effects given
     # φ (see `site/derivatives/conditional.py`); otherwise None.
     conditional: Callable[[Float[AnyArray, " d"], Block], tuple] | None = None
+    # The function of a block to derivatives of its rows that are computed otherwise than through this target's own
+    # linear predictors (see `site/derivatives/through_marginal.py`), if there is any; otherwise None.
+    links: Callable[[Block], Any] | None = None
     # Programs compiled by `check`, by the number of rows.
     tries: dict[int, Callable] = dataclasses.field(default_factory=dict, repr=False)
 

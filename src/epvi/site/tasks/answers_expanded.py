@@ -34,7 +34,8 @@ def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: 
         near = expand(places, wholes, samples)
         if not all(around.is_alike for around in near):
             continue
-        if subposterior.dim > MANY and np.median(_scored(near, draws.theta[:DRAWS_AT_ONCE])[1]) > asking.certain:
+        dear = subposterior.dim > MANY or subposterior.programs.target.bundle > 1
+        if dear and np.median(_scored(near, draws.theta[:DRAWS_AT_ONCE])[1]) > asking.certain:
             # All draws would cost as much as some Hessians.
             continue
         values, errors = _scored(near, draws.theta)
