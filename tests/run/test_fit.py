@@ -72,6 +72,31 @@ def test_other_executors_agree_to_ten_digits(kind, number):
     np.testing.assert_allclose(theirs.mixture.covariance(), ours.mixture.covariance(), rtol=1e-9, atol=1e-14)
 
 
+def plain_logistic(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0, 3).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def test_many_shards_agree_on_another_executor_and_after_an_interruption(tmp_path, monkeypatch):
+    """They are fitted and scored in batches everywhere, also those that are left of a batch."""
+    model, rows = epvi.Model(plain_logistic), simulate_logistic(13_000, 3, condition=10.0, seed=1)[0]
+    ours = epvi.fit(model, rows, 130, executor=2, work=tmp_path)
+    alone = []
+    monkeypatch.setattr(worker, "fit_columns", lambda *given, **settings: alone.append(given))
+    monkeypatch.setattr(worker, "answer_columns", lambda *given: alone.append(given))
+    with ThreadPoolExecutor(2) as executor:
+        theirs = epvi.fit(model, rows, 130, executor=executor)
+        for file in sorted(tmp_path.glob("*.epvi"))[::3]:
+            file.unlink()
+        resumed = epvi.fit(model, rows, 130, executor=executor, work=tmp_path)
+    assert not alone
+    sds = np.sqrt(np.diag(ours.mixture.covariance()))
+    np.testing.assert_allclose(theirs.mixture.mean(), ours.mixture.mean(), rtol=1e-10)
+    np.testing.assert_allclose(float(theirs.certificate.elbo.value), float(ours.certificate.elbo.value), rtol=1e-9)
+    np.testing.assert_array_less(np.abs(resumed.mixture.mean() - ours.mixture.mean()) / sds, 1e-6)
+
+
 @pytest.mark.parametrize("attempt", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_a_thread_pool_runs_a_new_model_in_all_its_threads(attempt):
     """NumPyro's handlers are one stack for all threads, which must not see each other's models."""
