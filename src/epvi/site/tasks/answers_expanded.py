@@ -94,9 +94,9 @@ def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     values, gradients, hessians = [], [], []
     for points in draws.points():
         nearest = near[int(np.argmin([np.mean(around.whole.distances(points - around.centre)) for around in near]))]
-        values.append(nearest.near(points, at_once(nearest.samples.together)).value)
         few = few_pairs(points) if draws.form.whole and points.shape[1] > MANY else None
-        gradient, hessian = nearest.derivatives(points, asking.points_at_once, few)
+        value, gradient, hessian = nearest.expected(points, asking.points_at_once, few)
+        values.append(value)
         gradients.append(gradient)
         hessians.append(hessian)
     return Expected(np.stack(values), np.stack(gradients), np.stack(hessians))
