@@ -27,6 +27,8 @@ from epvi.site.derivatives.windows import Call, Windows
 
 # Most rows of a window of one subsample, whose passes are short anyway. Judgement.
 _WINDOW = 2**11
+# Points at which derivatives of the prior are computed in one call. Judgement: it bounds the memory.
+_PRIOR_AT_ONCE = 64
 # Most shards of one call. Judgement.
 _MOST_SHARDS = 16
 
@@ -93,7 +95,7 @@ def average_curve(sub: Subposterior, points: Float[np.ndarray, "R d"], form: Pac
     found = averages(each, points, Order.FULL if form.whole else Order.DIAGONAL)
     if found is None:
         return _averaged(sub, points, form, batch)
-    prior = _averaged(sub.without_its_rows(), points, form, batch)
+    prior = _averaged(sub.without_its_rows(), points, form, _PRIOR_AT_ONCE)
     assert prior.hessian is not None
     sub.passes += 1
     rows = (part[0] for part in found)

@@ -21,14 +21,17 @@ from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import form_of
 from epvi.site.derivatives.average_gradient import average_gradient
 from epvi.site.derivatives.averages import average_curve
-from epvi.site.derivatives.subposterior import Curve
-from epvi.site.derivatives.subsamples import Subsamples
+from epvi.site.derivatives.subposterior import Curve, Subposterior
+from epvi.site.derivatives.subsamples import Subsamples, by_influence
 from epvi.site.derivatives.windows import Windows
 
 # Rows of a subsample on which average gradients are computed in one call. Judgement: it bounds the memory.
 _WINDOW = 2**12
 # Points at which values are computed in one call. Judgement: it bounds the memory.
 _VALUES_AT_ONCE = 64
+# Points near a centre at which the influence of each row is computed. Judgement: a row's remainder differs in size from
+# point to point, and probabilities need it up to a factor only.
+PILOTS = 4
 # Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
 PARTS = 8
 # Rows of a subsample of a fit. Judgement: 8 of them are 4,096 rows, whose pass is short.
@@ -162,13 +165,27 @@ def expand(
     """The expansions about several points, on the same subsamples of the rows."""
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
-        of_parts = [taylors(part.curve(centre[None], whole.form))[0] for part in samples.parts]
-        if samples.sure is not None:
-            sure = taylors(samples.sure.curve(centre[None], whole.form))[0]
-            of_parts = [one.plus(sure) for one in of_parts]
+        of_parts = [Taylor(*one) for one in samples.expanded(centre, whole.form)]
         near = dataclasses.replace(samples, together=samples.together.prepared(centre))
         made.append(Around(centre, whole, near, of_parts))
     return made
+
+
+def near_by_influence(
+    sub: Subposterior,
+    centre: Float[np.ndarray, " d"],
+    whole: Taylor,
+    theta: Float[np.ndarray, "S d"],
+    num_rows: int,
+    rng: np.random.Generator,
+) -> Near | None:
+    """Estimated values near a point from subsamples of `num_rows` rows each that have the influential rows.
+
+    None if their Hessian is not close to that of all rows.
+    """
+    samples = by_influence(sub, sub.influence(centre, theta[:PILOTS]), num_rows, PARTS, rng)
+    (around,) = expand(centre[None], [whole], samples)
+    return around.near(theta, _VALUES_AT_ONCE) if around.is_alike else None
 
 
 def is_tall(num_rows: int, bundle: int) -> bool:

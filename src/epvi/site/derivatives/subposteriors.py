@@ -17,10 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from epvi.gaussian.packing import Packing
+from epvi.gaussian.structures import WHOLE
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.kinds import kind_of
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.prior_part import PriorShare
+from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.windows import Call, Windows
 from epvi.site.rows.columns import Columns, let_go
 
@@ -106,7 +110,21 @@ class Subposteriors:
         self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Value, gradient and Hessian at points of the shards `owner`, which increase."""
-        value, gradient, hessian = self._evaluated(Order.FULL, theta[:, None], owner)
+        return self.derivatives(theta, owner, WHOLE)
+
+    def alone(self, shard: int) -> Subposterior:
+        """The subposterior of one shard."""
+        own = slice(int(self.windows.bounds[shard]), int(self.windows.bounds[shard + 1]))
+        rows, share = {name: column[own] for name, column in self.rows.items()}, PriorShare(float(self.shares[shard]))
+        by_row = None if self.by_row is None else self.by_row[own]
+        return Subposterior(self.programs, rows, share, self.windows.window, float(self.weights[shard]), by_row)
+
+    def derivatives(
+        self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"], form: Packing
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Value, gradient, and the Hessian packed in `form`, at points of the shards `owner`, which increase."""
+        order = Order.FULL if form.whole else Order.DIAGONAL
+        value, gradient, hessian = self._evaluated(order, theta[:, None], owner)
         return value[:, 0], gradient[:, 0], hessian[:, 0]
 
     def gradient(self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]) -> tuple[np.ndarray, np.ndarray]:
