@@ -36,7 +36,7 @@ _FEW_DRAWS = 256
 # Another step is likely above this many parameters, where the fits of shards are in all further from their
 # subposteriors than this, and after a step of a larger KL divergence than this (in nats). Judgement: the next step is
 # about ten times smaller. A wrong guess costs a round with few draws, or one with more than needed.
-_MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 128, 0.01, 0.05
+_MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 128, 0.01, 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,7 +121,8 @@ def _refined(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array, *,
 
     def asked(posterior: Posterior) -> tuple[Posterior, Answered, Certificate]:
         now = rounds.with_few_draws() if hasty and rounds.goes_on(posterior) else rounds
-        posterior, answered, certificate = _asked(posterior, ask, now, seed)
+        bare = dataclasses.replace(posterior, certificate=None)
+        posterior, answered, certificate = _asked(bare, ask, now, seed)
         _log_round(posterior, certificate)
         return posterior, answered, certificate
 

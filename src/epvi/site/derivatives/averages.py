@@ -42,7 +42,7 @@ class Averages(NamedTuple):
     hessian: np.ndarray
 
 
-class _Averaged(Held):
+class _InEachRow(Held):
     """The compiled program of one likelihood, order of derivatives and size of blocks."""
 
     def __init__(self, linked: Linked, order: Order, size: int) -> None:
@@ -69,7 +69,7 @@ def averages(each: Subposteriors, points: Float[np.ndarray, "R d"], order: Order
         return None
     size, shards = each.windows.block, np.arange(each.num_shards)
     key = ("averages", each.programs, order, size, kind_of(each.block, 0))
-    program = kept(key, lambda: _Averaged(linked, order, size)).run
+    program = kept(key, lambda: _InEachRow(linked, order, size)).run
     most = min(2 ** int(np.ceil(np.log2(each.num_shards))), _MOST_SHARDS)
 
     def run(call: Call) -> Any:
