@@ -281,7 +281,7 @@ class RegularShards:
         for i in sampled[np.isnan(values[sampled, 0])] if bundle == 1 else ():
             if sizes[i] * theta.shape[1] >= _MANY_VALUES:
                 whole = Taylor(float(at.value[i]), at.gradient[i], at.hessian[i])
-                alone, rng = sub.alone(shards[i]), rngs[shards[i]]
+                alone, rng = sub.alone(int(shards[i])), rngs[int(shards[i])]
                 near = near_by_influence(alone, at.centre[i], whole, theta[i], int(per_part[i]), rng)
                 if near is not None and np.mean(near.error) < _CERTAIN:
                     values[i], doubt[i] = near.value, np.mean(near.error)
