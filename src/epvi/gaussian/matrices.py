@@ -19,6 +19,9 @@ _GUARDED = 1e-15
 # Largest |t| of a starting value, where the diagonal of T is exp(t) and Σ = C T Tᵀ Cᵀ. It lies within the bounds of ±15
 # on t in `entropy_bound.py`; e¹⁴ is about a million. Judgement.
 _MOST_GROWTH = 14.0
+# Up to this many dimensions a triangular matrix is inverted for what a triangular solve would do, because OpenBLAS
+# starts threads for every solve, however small: beside busy workers that takes 10 ms instead of 0.1. Judgement.
+_FEW = 128
 
 
 class Matrices(Packing):
@@ -88,8 +91,7 @@ class Matrices(Packing):
         return np.linalg.cholesky(precision)
 
     def inverse_root(self, precision: Packed) -> Packed:
-        # LAPACK's dtrtri, because a triangular solve would start threads, which dominate the time on a busy machine.
-        return dtrtri(np.linalg.cholesky(precision), lower=1)[0]
+        return _inverted(np.linalg.cholesky(precision))
 
     def gram(self, half: Packed) -> Packed:
         return half.T @ half
@@ -104,7 +106,7 @@ class Matrices(Packing):
         return x @ root
 
     def unwhiten(self, root: Packed, z: Rows) -> Rows:
-        return solve_triangular(root, z.T, lower=True, trans=1).T
+        return z @ _inverted(root) if len(root) <= _FEW else solve_triangular(root, z.T, lower=True, trans=1).T
 
     def are_proper_roots(self, roots: Packed, least: float, greatest: float) -> bool:
         diagonal = np.diagonal(roots, axis1=-2, axis2=-1)
@@ -112,7 +114,7 @@ class Matrices(Packing):
             return False
         # Entries off the diagonal can still make a variance overflow; inf and NaN fail the comparison, as they should.
         with np.errstate(over="ignore", invalid="ignore"):
-            return all(np.all(np.sum(dtrtri(root, lower=1)[0] ** 2, axis=0) < greatest**2) for root in roots)
+            return all(np.all(np.sum(_inverted(root) ** 2, axis=0) < greatest**2) for root in roots)
 
     def half_log_abs_det(self, curvature: Packed) -> Numbers:
         eigen = eigen_of(curvature, _SINGULAR)
@@ -203,9 +205,19 @@ class Matrices(Packing):
 
     def divergence(self, root: Packed, other: Packed, delta: np.ndarray) -> float:
         # L⁻¹ L', whose squared entries sum to tr Λ' Σ.
-        ratio, white = solve_triangular(root, other, lower=True, check_finite=False), delta @ other
+        ratio, white = lower_solved(root, other), delta @ other
         log_ratio = np.sum(np.log(np.diagonal(other))) - np.sum(np.log(np.diagonal(root)))
         return float(0.5 * (np.sum(ratio**2) - len(delta) + white @ white) - log_ratio)
+
+
+def lower_solved(root: Float[np.ndarray, "d d"], x: Float[np.ndarray, "d n"]) -> Float[np.ndarray, "d n"]:
+    """L⁻¹x for a lower triangular matrix L."""
+    return _inverted(root) @ x if len(root) <= _FEW else solve_triangular(root, x, lower=True, check_finite=False)
+
+
+def _inverted(root: np.ndarray) -> np.ndarray:
+    """The inverse of a lower triangular matrix, by a LAPACK function that starts no threads."""
+    return dtrtri(root, lower=1)[0]
 
 
 @functools.lru_cache(maxsize=8)

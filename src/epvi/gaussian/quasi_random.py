@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 from jaxtyping import Float
-from scipy.linalg import solve_triangular
 from scipy.special import logsumexp, ndtri
 
+from epvi.gaussian.matrices import lower_solved
 from epvi.gaussian.mixture import LOG_2PI, GaussianMixture
 
 # Most numbers (points x components) of a block of log densities: 32 MB in float64. Judgement.
@@ -38,7 +38,7 @@ def base_draws(n: int, d: int, key: tuple[int, ...]) -> Float[np.ndarray, "n d"]
     half = ndtri(uniform_points(n // 2, d, key))
     if 2 * d <= len(half):
         # With fewer points the sample covariance is close to singular, and whitening would produce outliers.
-        half = solve_triangular(np.linalg.cholesky(half.T @ half / len(half)), half.T, lower=True).T
+        half = lower_solved(np.linalg.cholesky(half.T @ half / len(half)), half.T).T
     else:
         half = half / np.sqrt(np.mean(half**2, axis=0))
     return np.concatenate([half, -half])

@@ -16,7 +16,7 @@ from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.ground.validation import at_least
 from epvi.hub.posterior.posterior import Posterior
-from epvi.hub.refine.refine import WORTH, advance, confirmed, finished
+from epvi.hub.refine.refine import WORTH, advance, confirmed, finished, length
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.reasons import Verdict
@@ -30,10 +30,13 @@ _MOST_ROUNDS = 10
 # Where importance weights of at least this efficiency correct the posterior, steps of a smaller KL divergence than this
 # (in nats) are not worth a round. Judgement: 0.01 nats are a mean that moves by 0.14 sds, which the weights correct.
 _WELL, _LITTLE = 0.5, 0.01
-# Above this many parameters, or from this many shards on, the product of the fits is seldom good enough, and so many
-# draws are scored of it instead of all: they only have to show whether a step is an improvement. Judgement: the errors
-# of fits to few rows add up in a product.
-_MANY_PARAMETERS, _MANY_SHARDS, _FEW_DRAWS = 128, 64, 256
+# Where another step is likely to follow, so many draws are scored instead of all: they only have to show whether a step
+# is an improvement. Judgement.
+_FEW_DRAWS = 256
+# Another step is likely above this many parameters, where the fits of shards are in all further from their
+# subposteriors than this, and after a step of a larger KL divergence than this (in nats). Judgement: the next step is
+# about ten times smaller. A wrong guess costs a round with few draws, or one with more than needed.
+_MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 128, 0.01, 0.25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,16 +66,28 @@ class Rounds:
         return cls(certify is not False, rounds, scoring, contented=refine is None)
 
     def worth(self, certificate: Certificate) -> float:
-        """The least KL divergence of a step, in nats, to be worth a round; larger where the weights correct well."""
-        corrected = certificate.verdict == Verdict.CORRECTED and certificate.efficiency > _WELL
-        return _LITTLE if self.contented and corrected else WORTH
+        """The least KL divergence of a step, in nats, to be worth a round; larger where the weights correct well.
 
-    def beginning(self, dim: int, num_shards: int) -> "Rounds":
-        """The same for the first round of a refinement that goes on until the posterior can be trusted."""
-        few = dim <= _MANY_PARAMETERS and num_shards < _MANY_SHARDS
-        if few or not (self.contented and self.refine) or self.scoring.num_draws <= _FEW_DRAWS:
-            return self
-        return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=_FEW_DRAWS))
+        What few draws say of the weights is not enough.
+        """
+        corrected = certificate.verdict == Verdict.CORRECTED and certificate.efficiency > _WELL
+        known = certificate.num_draws >= self.scoring.num_draws
+        return _LITTLE if self.contented and corrected and known else WORTH
+
+    def with_few_draws(self) -> "Rounds":
+        """The same for a round that is not expected to be the last."""
+        few = min(self.scoring.num_draws, _FEW_DRAWS)
+        return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=few))
+
+    def goes_on(self, posterior: Posterior) -> bool:
+        """Whether a step is likely to follow the round in which this posterior is scored."""
+        if not (self.contented and self.refine):
+            return False
+        step = posterior.step
+        if step is None:
+            gaps = np.array([fit.gap for fit in posterior.fits])
+            return posterior.space.dim > _MANY_PARAMETERS or float(np.sum(np.maximum(gaps, 0.0))) > _FAR_FITS
+        return step.before is not None and length(step.before.gaussians, posterior.mixture) > _LARGE_STEP
 
     @property
     def any(self) -> bool:
@@ -89,9 +104,29 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     if not rounds.any:
         return posterior
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
-    begin = rounds.beginning(posterior.space.dim, len(posterior.fits))
-    posterior, answered, certificate = _asked(posterior, ask, begin, seed)
-    _log_round(posterior, certificate)
+    best = _refined(posterior, ask, rounds, seed, hasty=True)
+    if best.certificate is not None and best.certificate.num_draws < rounds.scoring.num_draws:
+        taken = 0 if best.step is None else best.step.rounds
+        rest = dataclasses.replace(rounds, refine=max(rounds.refine - taken, 0))
+        best = _refined(best, ask, rest, seed, hasty=False)
+    best = finished(best) if rounds.contented else best
+    return best if rounds.certify else dataclasses.replace(best, certificate=None)
+
+
+def _refined(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array, *, hasty: bool) -> Posterior:
+    """The posterior after all its rounds; with `hasty`, few draws are scored in those that are not expected to end it.
+
+    Its certificate has few draws if it was the last one nevertheless.
+    """
+
+    def asked(posterior: Posterior) -> tuple[Posterior, Answered, Certificate]:
+        now = rounds.with_few_draws() if hasty and rounds.goes_on(posterior) else rounds
+        bare = dataclasses.replace(posterior, certificate=None)
+        posterior, answered, certificate = _asked(bare, ask, now, seed)
+        _log_round(posterior, certificate)
+        return posterior, answered, certificate
+
+    posterior, answered, certificate = asked(posterior)
     first = posterior.with_certificate(certificate)
     for _ in range(rounds.refine):
         if answered.moments is None or (rounds.contented and certificate.verdict == Verdict.TRUST):
@@ -99,17 +134,10 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
         posterior = advance(posterior, answered, certificate, rounds.worth(certificate))
         if posterior.step is None or posterior.step.before is None:
             break
-        posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
-        _log_round(posterior, certificate)
+        posterior, answered, certificate = asked(posterior)
     # Without a certificate its last step is not confirmed yet.
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
-    best = _better(posterior, first)
-    if best.certificate is not None and best.certificate.num_draws < rounds.scoring.num_draws:
-        # It is the product, of which only few draws were scored.
-        best, _, certificate = _asked(best, ask, rounds, seed)
-        best = best.with_certificate(certificate)
-    best = finished(best) if rounds.contented else best
-    return best if rounds.certify else dataclasses.replace(best, certificate=None)
+    return _better(posterior, first)
 
 
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:
@@ -130,6 +158,9 @@ def _log_round(posterior: Posterior, certificate: Certificate) -> None:
     bound = f"ELBO {float(elbo.value):,.3f} ± {float(elbo.standard_error):.3f}; {certificate.verdict}"
     if step is None:
         logger.info("round 0: the product of the fits, %s", bound)
+        return
+    if step.before is None:
+        logger.info("round %d again, with %s draws: %s", step.rounds, f"{certificate.num_draws:,}", bound)
         return
     before = math.nan if step.certificate is None else float(step.certificate.elbo.value)
     gained = float(elbo.value) - before

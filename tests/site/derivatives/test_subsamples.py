@@ -1,5 +1,6 @@
 """Subsamples of rows represent all of them, and lack none that matters."""
 
+import dataclasses
 from fractions import Fraction
 
 import numpy as np
@@ -8,7 +9,8 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
-from epvi.site.derivatives.expansion import PARTS, expand, taylors
+from epvi.gaussian.structures import DIAGONALS, WHOLE
+from epvi.site.derivatives.expansion import PARTS, expand, near_by_influence, taylors
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subsamples import _chances, _systematic, by_influence, uniform
@@ -125,5 +127,33 @@ def test_all_of_the_subsamples_together_have_the_derivatives_of_all_rows(shard, 
     np.testing.assert_allclose(
         found.hessian[0] / np.outer(scale, scale), exact.hessian[0] / np.outer(scale, scale), atol=0.15
     )
-    sure = 0.0 if samples.sure is None else samples.sure.by_row.sum()
-    np.testing.assert_allclose(np.mean([part.by_row.sum() for part in samples.parts]) + sure, N, rtol=0.15)
+    np.testing.assert_allclose(samples.together.by_row.sum(), N, rtol=0.15)
+
+
+@pytest.mark.parametrize("way", ["uniform", "influence"])
+@pytest.mark.parametrize("form", [WHOLE, DIAGONALS])
+def test_each_subsample_is_expanded_as_its_own_rows_and_those_of_all(shard, centre, near, way, form):
+    rng, influence = np.random.default_rng(5), shard.influence(centre, near[:4])
+    samples = uniform(shard, 64, PARTS, rng) if way == "uniform" else by_influence(shard, influence, 64, PARTS, rng)
+    whole, own = samples.together, PARTS * 64
+    assert (way == "influence") == (whole.num_rows > own)
+    for g, (value, gradient, hessian) in enumerate(samples.expanded(centre, form)):
+        weights = np.zeros(whole.num_rows)
+        weights[64 * g : 64 * (g + 1)] = PARTS
+        weights[own:] = 1.0
+        by_row = weights if whole.by_row is None else weights * whole.by_row
+        naive = dataclasses.replace(whole, by_row=by_row).curve(centre[None], form)
+        np.testing.assert_allclose(value, naive.value[0], rtol=1e-12)
+        np.testing.assert_allclose(gradient, naive.gradient[0], atol=1e-8)
+        np.testing.assert_allclose(hessian, naive.hessian[0], atol=1e-8)
+
+
+def test_values_by_influential_rows_are_those_of_all_rows(shard, centre, near):
+    (whole,) = taylors(shard.full(centre[None]))
+    found = near_by_influence(shard, centre, whole, near, 512, np.random.default_rng(6))
+    assert found is not None
+    assert np.all(np.abs(found.value - shard.value(near, 40)) < 6 * found.error)
+    # Parts without the 12 rows that matter are refused.
+    influence = np.where(shard.rows["x"][:, -1] != 0, 0.0, 1.0)
+    without = dataclasses.replace(shard, rows={name: x[influence > 0] for name, x in shard.rows.items()})
+    assert near_by_influence(without, centre, whole, near, 512, np.random.default_rng(6)) is None

@@ -110,6 +110,11 @@ def advance(posterior: Posterior, answered: Answered, certificate: Certificate, 
     return _with(stays, after, waiting, None)
 
 
+def length(before: GaussianMixture, after: GaussianMixture) -> float:
+    """The KL divergence of a step, in nats; infinite if it dropped components."""
+    return divergence(before, after) if before.num_components == after.num_components else np.inf
+
+
 def finished(posterior: Posterior) -> Posterior:
     """The final posterior: the text of its certificate no longer recommends refinement."""
     found = posterior.certificate

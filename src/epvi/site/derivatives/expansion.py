@@ -20,12 +20,18 @@ from jaxtyping import Float
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import form_of
 from epvi.site.derivatives.average_gradient import average_gradient
-from epvi.site.derivatives.subposterior import Curve
-from epvi.site.derivatives.subsamples import Subsamples
+from epvi.site.derivatives.averages import average_curve
+from epvi.site.derivatives.subposterior import Curve, Subposterior
+from epvi.site.derivatives.subsamples import Subsamples, by_influence
 from epvi.site.derivatives.windows import Windows
 
 # Rows of a subsample on which average gradients are computed in one call. Judgement: it bounds the memory.
 _WINDOW = 2**12
+# Points at which values are computed in one call. Judgement: it bounds the memory.
+_VALUES_AT_ONCE = 64
+# Points near a centre at which the influence of each row is computed. Judgement: a row's remainder differs in size from
+# point to point, and probabilities need it up to a factor only.
+PILOTS = 4
 # Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
 PARTS = 8
 # Rows of a subsample of a fit. Judgement: 8 of them are 4,096 rows, whose pass is short.
@@ -116,22 +122,24 @@ class Around:
         most = ALIKE if self.samples.together.programs.target.bundle == 1 else _ALIKE_BUNDLES
         return bool(np.all((np.abs(ratio) > 1 / most) & (np.abs(ratio) < most)))
 
-    def derivatives(
-        self, theta: np.ndarray, batch: int, few: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Gradient and Hessian averaged over points near the centre: those of T plus those of the remainder.
+    def expected(
+        self, theta: Float[np.ndarray, "R d"], batch: int, few: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Values at points near the centre, and gradient and Hessian averaged over them: of T and of the remainder.
 
         With many parameters the remainder of the Hessian is averaged over `few` points instead.
         """
         delta, part = theta - self.centre, Taylor(*(np.mean(one, axis=0) for one in zip(*self.of_parts, strict=True)))
-        form, points, rows = self.whole.form, theta if few is None else few, self.samples.together
-        found = [rows.curve(some, form) for some in in_batches(points, batch)]
-        gradients = np.concatenate([one.gradient for one in found])[: len(points)]
-        hessian = np.concatenate([np.asarray(one.hessian) for one in found])[: len(points)]
-        gradient = np.mean(gradients, axis=0) if few is None else self._average_gradient(theta)
+        form, rows = self.whole.form, self.samples.together
+        if few is None:
+            values, gradient, hessian, _ = average_curve(rows, theta, form, batch)
+            values = self.whole.at(delta) + values - part.at(delta)
+        else:
+            values, gradient = self.near(theta, _VALUES_AT_ONCE).value, self._average_gradient(theta)
+            hessian = average_curve(rows, few, form, batch).hessian
         bent = form.rows_times(np.mean(delta, axis=0), self.whole.hessian - part.hessian)
         moved = self.whole.gradient - part.gradient + gradient + bent
-        return moved, self.whole.hessian + np.mean(hessian, axis=0) - part.hessian
+        return values, moved, self.whole.hessian + hessian - part.hessian
 
     def _average_gradient(self, theta: np.ndarray) -> np.ndarray:
         rows, size = self.samples.together, self.samples.together.num_rows
@@ -149,12 +157,6 @@ class Around:
         return Near(self.whole.at(delta) + mean, error)
 
 
-def in_batches(theta: np.ndarray, batch: int) -> list[np.ndarray]:
-    """Points in batches of equal size, the last padded with copies of the last point."""
-    filled = np.concatenate([theta, np.repeat(theta[-1:], -len(theta) % batch, axis=0)])
-    return np.split(filled, len(filled) // batch)
-
-
 def expand(
     centres: np.ndarray,
     wholes: list[Taylor],
@@ -164,12 +166,26 @@ def expand(
     made = []
     for centre, whole in zip(centres, wholes, strict=True):
         near = samples.prepared(centre)
-        of_parts = [taylors(part.curve(centre[None], whole.form))[0] for part in near.parts]
-        if near.sure is not None:
-            sure = taylors(near.sure.curve(centre[None], whole.form))[0]
-            of_parts = [one.plus(sure) for one in of_parts]
+        of_parts = [Taylor(*one) for one in near.expanded(centre, whole.form)]
         made.append(Around(centre, whole, near, of_parts))
     return made
+
+
+def near_by_influence(
+    sub: Subposterior,
+    centre: Float[np.ndarray, " d"],
+    whole: Taylor,
+    theta: Float[np.ndarray, "S d"],
+    num_rows: int,
+    rng: np.random.Generator,
+) -> Near | None:
+    """Estimated values near a point from subsamples of `num_rows` rows each that have the influential rows.
+
+    None if their Hessian is not close to that of all rows.
+    """
+    samples = by_influence(sub, sub.influence(centre, theta[:PILOTS]), num_rows, PARTS, rng)
+    (around,) = expand(centre[None], [whole], samples)
+    return around.near(theta, _VALUES_AT_ONCE) if around.is_alike else None
 
 
 def is_tall(num_rows: int, bundle: int) -> bool:

@@ -36,4 +36,4 @@ def remainders(target: Target, centre: Any, theta: Any, block: Any) -> Any:
         (value, first), (_, second) = jax.jvp(slope, (jnp.zeros(()),), (jnp.ones(()),))
         return jnp.abs(jnp.stack([second, along(jnp.ones(())) - value - first - 0.5 * second]))
 
-    return jnp.mean(jax.lax.map(sizes, theta), axis=0)
+    return jnp.mean(jax.vmap(sizes)(theta), axis=0)

@@ -249,11 +249,7 @@ class Programs(Held):
         count, q = theta.shape[:2]
 
         def of_item(i: Any, total: Any) -> Any:
-            point, row = items.point[i], jnp.arange(size)
-            block = _slices(window, items.start[i], size)
-            own = jnp.where((row >= items.low[i]) & (row < items.high[i]), weights[point], 0.0)
-            if by_row is not None:
-                own = own * jax.lax.dynamic_slice_in_dim(by_row, items.start[i], size)
+            point, block, own = item_of(items, i, size, weights, window, by_row)
             return self._add(order, linked, total, theta[point], block, own, (point,))
 
         zero = self._zero(order, linked, 1)
@@ -314,6 +310,16 @@ class Programs(Held):
             return prior.log_density(self.target, point)
 
         return _added(total, jax.vmap(order.derived(log_density))(theta))
+
+
+def item_of(items: Any, i: Any, size: int, weights: Any, window: Any, by_row: Any) -> tuple[Any, Any, Any]:
+    """Item i of a call (see `windows.py`): the index of its point, its block of rows, and their weights."""
+    point, row = items.point[i], jnp.arange(size)
+    block = _slices(window, items.start[i], size)
+    own = jnp.where((row >= items.low[i]) & (row < items.high[i]), weights[point], 0.0)
+    if by_row is not None:
+        own = own * jax.lax.dynamic_slice_in_dim(by_row, items.start[i], size)
+    return point, block, own
 
 
 def _few(block: Mapping[str, Any]) -> dict[str, np.ndarray]:

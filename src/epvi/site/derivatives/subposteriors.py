@@ -17,10 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
+from epvi.gaussian.packing import Packing
+from epvi.gaussian.structures import WHOLE
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.kinds import kind_of
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.prior_part import PriorShare
+from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.windows import Call, Windows
 from epvi.site.rows.columns import Columns, let_go
 
@@ -106,7 +110,21 @@ class Subposteriors:
         self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Value, gradient and Hessian at points of the shards `owner`, which increase."""
-        value, gradient, hessian = self._evaluated(Order.FULL, theta[:, None], owner)
+        return self.derivatives(theta, owner, WHOLE)
+
+    def alone(self, shard: int) -> Subposterior:
+        """The subposterior of one shard."""
+        own = slice(int(self.windows.bounds[shard]), int(self.windows.bounds[shard + 1]))
+        rows, share = {name: column[own] for name, column in self.rows.items()}, PriorShare(float(self.shares[shard]))
+        by_row = None if self.by_row is None else self.by_row[own]
+        return Subposterior(self.programs, rows, share, self.windows.window, float(self.weights[shard]), by_row)
+
+    def derivatives(
+        self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"], form: Packing
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Value, gradient, and the Hessian packed in `form`, at points of the shards `owner`, which increase."""
+        order = Order.FULL if form.whole else Order.DIAGONAL
+        value, gradient, hessian = self._evaluated(order, theta[:, None], owner)
         return value[:, 0], gradient[:, 0], hessian[:, 0]
 
     def gradient(self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +141,7 @@ class Subposteriors:
         theta = np.broadcast_to(point, (self.num_shards, 1, self.dim))
         sums = self._sums(Order.SCORES, theta, np.arange(self.num_shards))
         flat = jax.tree.map(lambda part: part[:, 0], sums)
-        return self._with_prior(Order.SCORES, flat, theta[:, 0], self.shares, self._linked(Order.SCORES))[0]
+        return self._with_prior(Order.SCORES, flat, theta[:, 0], self.shares, self.linked(Order.SCORES))[0]
 
     def only(self, shards: Int[np.ndarray, " b"]) -> "Subposteriors":
         """The shares of the prior of some shards, without rows."""
@@ -136,8 +154,15 @@ class Subposteriors:
 
     def prior_alone(self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]) -> tuple[np.ndarray, ...]:
         """Value, gradient and Hessian of the shares of the prior."""
+        return self._prior_parts(theta, self.shares[owner])
+
+    def whole_prior(self, theta: Float[np.ndarray, "P d"]) -> tuple[np.ndarray, ...]:
+        """Value, gradient and Hessian of the whole prior."""
+        return self._prior_parts(theta, np.ones(len(theta)))
+
+    def _prior_parts(self, theta: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, ...]:
         nothing = [np.zeros((len(theta), *shape)) for shape in Order.FULL.shapes(self.dim)]
-        return self._with_prior(Order.FULL, tuple(nothing), theta, self.shares[owner], None)
+        return self._with_prior(Order.FULL, tuple(nothing), theta, shares, None)
 
     def prior_gradients(
         self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]
@@ -150,21 +175,29 @@ class Subposteriors:
         start = time.perf_counter()
         sums = self._sums(order, theta, owner)
         p, q, d = theta.shape
-        linked = self._linked(order)
+        linked = self.linked(order)
         flat = jax.tree.map(lambda part: part.reshape(p * q, *part.shape[2:]), sums)
         shares = np.repeat(self.shares[owner], q)
         made = self._with_prior(order, flat, theta.reshape(p * q, d), shares, linked)
-        taking = np.unique(owner)
-        self.passes[taking] += 1
-        self.report(taking, self.passes[taking])
+        self.count_pass(np.unique(owner))
         self.seconds += time.perf_counter() - start
         return tuple(part.reshape(p, q, *part.shape[1:]) for part in made)
 
-    def _linked(self, order: Order) -> Any:
-        return self.programs.linked(self._block, order)
+    def count_pass(self, shards: Int[np.ndarray, " b"]) -> None:
+        """Count and report a pass over the rows of some shards."""
+        self.passes[shards] += 1
+        self.report(shards, self.passes[shards])
+
+    def linked(self, order: Order) -> Any:
+        """The linear predictors of the rows, if derivatives of this order can be computed through them."""
+        return self.programs.linked(self.block, order)
+
+    def in_theta(self, order: Order, sums: Any, theta: Float[np.ndarray, "P d"]) -> tuple[np.ndarray, ...]:
+        """Derivatives of log likelihoods with respect to θ, from sums over rows through linear predictors."""
+        return self._with_prior(order, sums, theta, np.zeros(len(theta)), self.linked(order))
 
     @functools.cached_property
-    def _block(self) -> Columns:
+    def block(self) -> Columns:
         """A block of rows, for its shapes."""
         window = self.windows.cut(self.rows, 0)
         return {name: column[: self.windows.block] for name, column in window.items()}
@@ -172,12 +205,33 @@ class Subposteriors:
     def _sums(self, order: Order, theta: np.ndarray, owner: np.ndarray) -> Any:
         """Sums over each shard's rows, with leading axes (P, q)."""
         p, q, d = theta.shape
-        zero = self.programs.zero(order, self._block, 1)
+        zero = self.programs.zero(order, self.block, 1)
         # Points and sums are both held.
         numbers = q * max(sum(part.size for part in jax.tree.leaves(zero)), d)
         most = 2 ** int(np.log2(min(max(_MOST_SUMS // numbers, 1), _MOST_POINTS)))
         total = jax.tree.map(lambda part: np.zeros((p, q, *part.shape[1:])), zero)
-        program = self.programs.together(order, self._block, self.windows.block)
+        program = self.programs.together(order, self.block, self.windows.block)
+
+        def run(call: Call) -> Any:
+            points = np.zeros((most, q, d))
+            points[: len(call.points)] = theta[call.points]
+            return program(points, self.weights_of(owner[call.points], most), call.items, *self.window(call))
+
+        return self.over_windows(total, owner, most, run)
+
+    def weights_of(self, shards: Int[np.ndarray, " c"], most: int) -> Float[np.ndarray, " C"]:
+        """The weights of the rows of some shards, with zeros up to the number of points of a call."""
+        weights = np.zeros(most)
+        weights[: len(shards)] = self.weights[shards]
+        return weights
+
+    def window(self, call: Call) -> tuple[Columns, np.ndarray | None]:
+        """The window of rows of a call, and their weights if rows have some."""
+        by_row = None if self.by_row is None else self.windows.rows(self.by_row, call.first)
+        return self.windows.cut(self.rows, call.first), by_row
+
+    def over_windows(self, total: Any, owner: np.ndarray, most: int, run: Callable[[Call], Any]) -> Any:
+        """Add what a program gives for each call to the total, whose leading axis is that of the points."""
         under_way: list[tuple[Call, Any]] = []
 
         def finish(call: Call, made: Any) -> None:
@@ -187,12 +241,7 @@ class Subposteriors:
         held = 0
         with jax.enable_x64(True), promotion_allowed():
             for call in self.windows.calls(owner, most):
-                points, weights = np.zeros((most, q, d)), np.zeros(most)
-                points[: len(call.points)] = theta[call.points]
-                weights[: len(call.points)] = self.weights[owner[call.points]]
-                window = self.windows.cut(self.rows, call.first)
-                by_row = None if self.by_row is None else self.windows.rows(self.by_row, call.first)
-                under_way.append((call, program(points, weights, call.items, window, by_row)))
+                under_way.append((call, run(call)))
                 if len(under_way) >= _UNDER_WAY:
                     finish(*under_way.pop(0))
                     let_go(self.rows, held, under_way[0][0].first)
@@ -206,7 +255,7 @@ class Subposteriors:
         self, order: Order, sums: Any, theta: np.ndarray, shares: np.ndarray, linked: Any
     ) -> tuple[np.ndarray, ...]:
         """Log p_m and its derivatives from sums over the rows, in batches of points."""
-        program = self.programs.finished(order, None if linked is None else kind_of(self._block, 0), linked)
+        program = self.programs.finished(order, None if linked is None else kind_of(self.block, 0), linked)
         begin, shapes = 0, order.shapes(self.dim)
         made = tuple(np.empty((len(theta), *shape)) for shape in shapes)
         numbers = sum(map(math.prod, shapes))

@@ -7,12 +7,15 @@ matter, and those that matter most in every one of them. Estimates are unbiased 
 """
 
 import dataclasses
+import math
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from epvi.site.derivatives.prior_part import PriorShare
+from epvi.gaussian.packing import Packing
 from epvi.site.derivatives.subposterior import Subposterior
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.derivatives.windows import Windows
 
 # The part of a row's probability that does not depend on its influence. Judgement: a defensive mixture bounds weights
 # by three times those of uniform subsamples, where influences are estimated badly.
@@ -20,6 +23,8 @@ _UNIFORM = 1 / 3
 # Rows that are in every subsample are padded to a multiple of this number, so that few programs are compiled.
 # Judgement.
 _SURE_ROWS = 512
+# Points at which the prior is evaluated in one call. Judgement: it bounds the memory.
+_PRIOR_AT_ONCE = 1024
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -29,27 +34,33 @@ class Subsamples:
     # The rows of all subsamples, weighted so that together they represent all rows: one subsample after the other, then
     # the rows that are in every subsample, then rows of weight zero.
     together: Subposterior
-    # The rows of each subsample that are in no other, with the share of the prior.
-    parts: list[Subposterior]
-    # The rows that are in every subsample, without the prior; None if there are none.
-    sure: Subposterior | None
+    # G, and the number of rows of each subsample that are in no other.
+    count: int
+    size: int
 
     def prepared(self, point: Float[np.ndarray, " d"]) -> "Subsamples":
         """The same, cheaper to evaluate near a point if group effects are integrated out."""
-        together = self.together.prepared(point)
-        if together is self.together:
-            return self
-        size = self.parts[0].num_rows
-        bounds = [(i * size, (i + 1) * size) for i in range(len(self.parts))]
-        parts = [_with_rows(part, together, *bound) for part, bound in zip(self.parts, bounds, strict=True)]
-        rest = None if self.sure is None else _with_rows(self.sure, together, len(parts) * size, together.num_rows)
-        return Subsamples(together, parts, rest)
+        return dataclasses.replace(self, together=self.together.prepared(point))
 
     def values(self, theta: Float[np.ndarray, "S d"], batch: int) -> Float[np.ndarray, "G S"]:
         """Log p_m at any number of points, `batch` at a time, estimated from each subsample."""
-        count, whole = len(self.parts), self.together
-        sums = whole.sums_by_part(theta, batch, count, self.parts[0].num_rows)
-        return whole.without_its_rows().value(theta, batch) + sums[:, -1] + count * sums[:, :-1].T
+        count, whole = self.count, self.together
+        sums = whole.sums_by_part(theta, batch, count, self.size)
+        return whole.without_its_rows().value(theta, _PRIOR_AT_ONCE) + sums[:, -1] + count * sums[:, :-1].T
+
+    def expanded(self, point: Float[np.ndarray, " d"], form: Packing) -> list[tuple[float, np.ndarray, np.ndarray]]:
+        """Value, gradient and Hessian of log p_m at a point, estimated from each subsample."""
+        whole, own = self.together, self.count * self.size
+        sizes = np.array([self.size] * self.count + [whole.num_rows - own] * (whole.num_rows > own))
+        windows = Windows.of(sizes, 2 ** math.ceil(math.log2(self.size)), self.size, whole.programs.target.bundle)
+        # Rows of a subsample represent all rows alone, those that are in every one only themselves.
+        weights = whole.weight * np.where(np.arange(len(sizes)) < self.count, self.count, 1)
+        each = Subposteriors(whole.programs, whole.rows, windows, np.zeros(len(sizes)), weights, whole.by_row)
+        found = each.derivatives(np.tile(point, (len(sizes), 1)), np.arange(len(sizes)), form)
+        prior = whole.without_its_rows().curve(point[None], form)[:3]
+        sure = [np.sum(part[self.count :], axis=0) + np.asarray(own)[0] for part, own in zip(found, prior, strict=True)]
+        value, gradient, hessian = (part[: self.count] + more for part, more in zip(found, sure, strict=True))
+        return [(float(value[g]), gradient[g], hessian[g]) for g in range(self.count)]
 
 
 def uniform(subposterior: Subposterior, num_rows: int, count: int, rng: np.random.Generator) -> Subsamples:
@@ -57,10 +68,7 @@ def uniform(subposterior: Subposterior, num_rows: int, count: int, rng: np.rando
     chosen = np.sort(rng.choice(subposterior.num_rows, count * num_rows, replace=False, shuffle=False))
     together = _taken(subposterior, chosen, rng)
     together.weight = subposterior.weight * subposterior.num_rows / len(chosen)
-    parts = [together.of_rows(part) for part in np.split(np.arange(len(chosen)), count)]
-    for part in parts:
-        part.weight = count * together.weight
-    return Subsamples(together, parts, None)
+    return Subsamples(together, count, num_rows)
 
 
 def by_influence(
@@ -78,21 +86,7 @@ def by_influence(
     order = np.concatenate([rng.permutation(chosen), sure, np.zeros(short, np.int64)])
     together = _taken(subposterior, order, None)
     weights = np.concatenate([1 / chances[order[: len(chosen)]], np.ones(len(sure)), np.zeros(short)])
-    together = dataclasses.replace(together, by_row=weights)
-    parts = [
-        dataclasses.replace(together.of_rows(part), by_row=count * weights[part])
-        for part in np.split(np.arange(len(chosen)), count)
-    ]
-    if not len(sure):
-        return Subsamples(together, parts, None)
-    places = np.arange(len(chosen), len(order))
-    alone = dataclasses.replace(together.of_rows(places), by_row=weights[places], prior=PriorShare(0.0))
-    return Subsamples(together, parts, alone)
-
-
-def _with_rows(part: Subposterior, together: Subposterior, begin: int, end: int) -> Subposterior:
-    """A part of the rows with the columns that they have together."""
-    return dataclasses.replace(part, rows={name: column[begin:end] for name, column in together.rows.items()})
+    return Subsamples(dataclasses.replace(together, by_row=weights), count, num_rows)
 
 
 def _taken(subposterior: Subposterior, chosen: Int[np.ndarray, " n"], rng: np.random.Generator | None) -> Subposterior:

@@ -11,6 +11,7 @@ The sum of the outer products of score vectors is the same with φ'_ia φ'_ib in
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,6 +33,8 @@ _MOST_ARGUMENTS = 16
 _MOST_SUMS = 2**25
 # Products of a Hessian with this many coordinates' directions are in memory together. Judgement.
 _DIRECTIONS = 64
+# Most second derivatives of rows, at several points, that are in memory at once: 2 MB in float64. Judgement.
+_MOST_AT_ONCE = 2**18
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,34 +102,54 @@ class Linked:
         """The total with a block added at an index of its leading axes, for one point θ."""
         layout, values = self._layout(order), self.found.of_rows(block)
         matrices = {j: x.astype(self.dtype) for j, x in self.found.matrices(values).items()}
-        etas = []
-        for j, (cut, w) in enumerate(zip(self.found.cuts, self.exact.weights(point), strict=True)):
-            w = w.astype(self.dtype)
-            etas.append(cut.predictors(values, w) if isinstance(cut, GatherCut) else matrices[j] @ w)
-        value, scales = self._derivatives(layout.order, etas, point.astype(self.dtype), block, weights)
+        moved, parts = self._shifts(self.etas(point, values, matrices), point.astype(self.dtype), block)
+        slopes, bends = self._link_derivatives(layout.order, moved)
+        value = jnp.zeros(()) if order is Order.SCORES else self._value(moved, weights)
+        scales = _scales(parts, slopes, bends, weights)
         return layout.add(total, at, value, scales, matrices, self.found.codes(values))
 
-    def _derivatives(
-        self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any], weights: Any
-    ) -> tuple[Any, Callable[[int, int | None], Any]]:
-        """The sum of the log likelihood, and the function of one or two arguments to their weighted derivatives."""
-        moved, parts = self._shifts(etas, theta, block)
+    def zero_average(self, order: Order, num_shards: int, num_points: int) -> Sums:
+        """The sums over no rows of `add_average`."""
+        return self.zero(order, num_shards)._replace(value=np.zeros((num_shards, num_points)))
+
+    def add_average(
+        self, order: Order, total: Sums, at: tuple[Any, ...], points: Any, block: Any, weights: Any
+    ) -> Sums:
+        """The total with a block added: the log likelihood at R points, and derivatives averaged over the points.
+
+        Only if the coefficients of predictors are coordinates of θ (`places`).
+        """
+        layout, values = self._layout(order), self.found.of_rows(block)
+        matrices = {j: x.astype(self.dtype) for j, x in self.found.matrices(values).items()}
+
+        def at_point(point: Any) -> Any:
+            moved, _ = self._shifts(self.etas(point, values, matrices), point.astype(self.dtype), block)
+            return *self._link_derivatives(layout.order, moved), self._value(moved, weights)
+
+        def some(so_far: Any, few: Any) -> Any:
+            *found, value = jax.vmap(at_point)(few)
+            return [whole + jnp.sum(part, axis=0) for whole, part in zip(so_far, found, strict=True)], value
+
+        p, n = self.width, len(weights)
+        zero = [jnp.zeros((*axes, n), self.dtype) for axes in ((p,), (p, p))]
+        batch = math.gcd(len(points), 2 ** int(math.log2(max(_MOST_AT_ONCE // (n * p * p), 1))))
+        sums, value = jax.lax.scan(some, zero, points.reshape(-1, batch, points.shape[1]))
+        slopes, bends = (part / len(points) for part in sums)
+        # The coefficients of the values that φ depends on are made of rows alone.
+        _, parts = self._shifts(self.etas(points[0], values, matrices), points[0].astype(self.dtype), block)
+        scales = _scales(parts, slopes, bends, weights)
+        return layout.add(total, at, jnp.ravel(value), scales, matrices, self.found.codes(values))
+
+    def _link_derivatives(self, order: Order, moved: Callable) -> tuple[Any, Any]:
+        """φ' (p, n) and φ'' (p, p, n) with respect to the values that φ depends on; None for φ'' if it is not used."""
         zero, axes = jnp.zeros(self.width, self.dtype), jnp.eye(self.width, dtype=self.dtype)
         first = _along(moved, axes)
-        slopes = first(zero).astype(self.dtype)
         bends = _along(first, axes)(zero).astype(self.dtype) if order in (Order.DIAGONAL, Order.FULL) else None
+        return first(zero).astype(self.dtype), bends
 
-        def scale(a: int, b: int | None) -> Any:
-            if b is None:
-                return sum(c * slopes[k] for k, c in parts[a].items())
-            if bends is None:
-                return scale(a, None) * scale(b, None)
-            return sum(c * e * bends[k, m] for k, c in parts[a].items() for m, e in parts[b].items())
-
-        if order is Order.SCORES:
-            return jnp.zeros(()), lambda a, b: _weighted(weights, scale(a, b))
-        value = jnp.sum(_weighted(weights, moved(zero).astype(jnp.float64)))
-        return value, lambda a, b: _weighted(weights, scale(a, b))
+    def _value(self, moved: Callable, weights: Any) -> Any:
+        """The weighted sum of the log likelihood."""
+        return jnp.sum(_weighted(weights, moved(jnp.zeros(self.width, self.dtype)).astype(jnp.float64)))
 
     def _shifts(self, etas: list[Any], theta: Any, block: Any) -> tuple[Callable, list[dict[int, Any]]]:
         """φ of every row with a shift added to the values u that it depends on, and ∂u for each argument.
@@ -163,7 +186,9 @@ class Linked:
         self, order: Order, etas: list[Any], theta: Any, block: Mapping[str, Any]
     ) -> Callable[[int, int | None], Any]:
         """The function of one or two arguments to the derivatives of all rows, (n,)."""
-        return self._derivatives(order, etas, theta, block, jnp.ones(self.found.program.n, self.dtype))[1]
+        moved, parts = self._shifts(etas, theta, block)
+        slopes, bends = self._link_derivatives(order, moved)
+        return _scales(parts, slopes, bends, jnp.ones(self.found.program.n, self.dtype))
 
     def curve(self, order: Order, sums: Sums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and Hessian (or its diagonal) with respect to θ, from sums over all rows.
@@ -221,6 +246,22 @@ def _along(function: Any, axes: Any) -> Any:
         return jax.vmap(lambda axis: jax.jvp(function, (at,), (axis,))[1])(axes)
 
     return derived
+
+
+def _scales(parts: list[dict[int, Any]], slopes: Any, bends: Any, weights: Any) -> Callable[[int, int | None], Any]:
+    """The function of one or two arguments of φ to its derivatives by them, with the weights of the rows, (n,).
+
+    `parts` has ∂u for each argument. Without φ'', that of two arguments is the product of first derivatives.
+    """
+
+    def scale(a: int, b: int | None) -> Any:
+        if b is None:
+            return sum(c * slopes[k] for k, c in parts[a].items())
+        if bends is None:
+            return scale(a, None) * scale(b, None)
+        return sum(c * e * bends[k, m] for k, c in parts[a].items() for m, e in parts[b].items())
+
+    return lambda a, b: _weighted(weights, scale(a, b))
 
 
 def _weighted(weights: Any, rows: Any) -> Any:

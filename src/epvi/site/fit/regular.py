@@ -18,7 +18,7 @@ from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.gaussian.structure import Structure
 from epvi.gaussian.structures import WHOLE
 from epvi.ground.status import Status, StatusCode
-from epvi.site.derivatives.expansion import PARTS, TALL
+from epvi.site.derivatives.expansion import PARTS, TALL, Taylor, near_by_influence
 from epvi.site.derivatives.expansions import Taylors, expand_together
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.few_hessians import OneShard, only_mode
@@ -55,6 +55,9 @@ _SHARE_OF_BUNDLES, _LEAST_BUNDLES = 2, 2
 # A remainder with a larger average standard error, in nats, is computed from all rows. Judgement: it is compared with
 # half a nat.
 _CERTAIN = 0.1
+# Where uniform parts are not enough, and the values of all rows at all draws are at least so many, parts with the
+# influential rows are tried first. Judgement: their choice costs as much as a few hundred thousand values.
+_MANY_VALUES = 2**22
 # Up to this many parameters the KL divergence of one Gaussian is compared with what is acceptable as it is, and above
 # in proportion to d: it is then the sum of small divergences in all directions, which refinement mends and a split into
 # a few components does not. Judgement.
@@ -275,6 +278,13 @@ class RegularShards:
             error = np.mean(errors, axis=1)
             good = made.alike & (error < _CERTAIN)
             values[sampled[good]], doubt[sampled[good]] = found[good], error[good]
+        for i in sampled[np.isnan(values[sampled, 0])] if bundle == 1 else ():
+            if sizes[i] * theta.shape[1] >= _MANY_VALUES:
+                whole = Taylor(float(at.value[i]), at.gradient[i], at.hessian[i])
+                alone, rng = sub.alone(int(shards[i])), rngs[int(shards[i])]
+                near = near_by_influence(alone, at.centre[i], whole, theta[i], int(per_part[i]), rng)
+                if near is not None and np.mean(near.error) < _CERTAIN:
+                    values[i], doubt[i] = near.value, np.mean(near.error)
         left = np.flatnonzero(np.isnan(values[:, 0]))
         for i in range(0, theta.shape[1] if len(left) else 0, _DRAWS_AT_ONCE):
             values[left, i : i + _DRAWS_AT_ONCE] = sub.value(theta[left, i : i + _DRAWS_AT_ONCE], shards[left])

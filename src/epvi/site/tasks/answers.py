@@ -10,7 +10,8 @@ from jaxtyping import Float
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import WHOLE
 from epvi.ground.errors import EpviError
-from epvi.site.derivatives.expansion import in_batches, sizes_of_parts
+from epvi.site.derivatives.averages import in_batches
+from epvi.site.derivatives.expansion import sizes_of_parts
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Curve, Subposterior

@@ -8,7 +8,7 @@ import numpy as np
 
 from epvi.gaussian.packing import Packing
 from epvi.ground.seeds import SeedStream
-from epvi.site.derivatives.expansion import PARTS, Around, Taylor, expand, taylors
+from epvi.site.derivatives.expansion import PARTS, PILOTS, Around, Taylor, expand, taylors
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subsamples import Subsamples, by_influence, uniform
 from epvi.site.rows.columns import generator
@@ -16,10 +16,6 @@ from epvi.site.tasks.answers import DRAWS_AT_ONCE, Answers, Asking, at_once, che
 from epvi.site.tasks.score_many import MANY, few_pairs
 from epvi.wire.answer import Derivatives, Expected
 from epvi.wire.request import Draws, mapped
-
-# Draws at which the influence of each row is computed. Judgement: a row's remainder differs in size from draw to draw,
-# and probabilities need it up to a factor only.
-_PILOTS = 4
 
 
 def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
@@ -60,7 +56,7 @@ def _subsamples(
     sizes = asking.sizes(subposterior.num_rows, draws, subposterior.programs.target.bundle)
     yield uniform(subposterior, sizes[0], PARTS, generator(key))
     rng = generator(jax.random.fold_in(key, SeedStream.PARTS))
-    pilots = mapped(draws.gaussians, rng.standard_normal((_PILOTS, draws.space.dim)))
+    pilots = mapped(draws.gaussians, rng.standard_normal((PILOTS, draws.space.dim)))
     means = np.asarray(draws.gaussians.means)
     near = [pilots[np.argmin(np.sum((means - centre) ** 2, axis=1))] for centre in centres]
     each = [subposterior.influence(centre, some) for centre, some in zip(centres, near, strict=True)]
@@ -95,9 +91,9 @@ def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     values, gradients, hessians = [], [], []
     for points in draws.points():
         nearest = near[int(np.argmin([np.mean(around.whole.distances(points - around.centre)) for around in near]))]
-        values.append(nearest.near(points, at_once(nearest.samples.together)).value)
         few = few_pairs(points) if draws.form.whole and points.shape[1] > MANY else None
-        gradient, hessian = nearest.derivatives(points, asking.points_at_once, few)
+        value, gradient, hessian = nearest.expected(points, asking.points_at_once, few)
+        values.append(value)
         gradients.append(gradient)
         hessians.append(hessian)
     return Expected(np.stack(values), np.stack(gradients), np.stack(hessians))

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
 from epvi.ground.verb import verb
+from epvi.site.derivatives.averages import average_curve
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
@@ -136,12 +137,8 @@ def _by_all_rows(subposterior: Subposterior, draws: Draws, asking: Asking) -> An
     centres = curve_at(subposterior, draws.centres, draws.form, asking.points_at_once)
     moments = None
     if len(draws.base):
-        found = [curve_at(subposterior, points, draws.form, asking.points_at_once) for points in draws.points()]
-        moments = Expected(
-            np.stack([one.value for one in found]),
-            np.stack([np.mean(one.gradient, axis=0) for one in found]),
-            np.stack([np.mean(np.asarray(one.hessian), axis=0) for one in found]),
-        )
+        found = [average_curve(subposterior, points, draws.form, asking.points_at_once) for points in draws.points()]
+        moments = Expected(*(np.stack([np.asarray(one[i]) for one in found]) for i in range(3)))
     rows = variation(subposterior, draws.centres[0], centres.gradient[0], subposterior, draws.form)
     return checked(Answers(values, np.zeros(len(values)), _derivatives(centres), rows, moments, True))
 

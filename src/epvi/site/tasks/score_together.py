@@ -16,10 +16,12 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.structures import WHOLE
+from epvi.site.derivatives.averages import averages
 from epvi.site.derivatives.expansion import Taylor
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.expansions_cache import ExpansionsCache, summed
+from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
@@ -128,6 +130,11 @@ def _by_all_rows(each: Subposteriors, draws: Draws) -> list[Answers]:
 def _mean_derivatives(each: Subposteriors, points: Float[np.ndarray, "R d"], at_once: int) -> tuple[np.ndarray, ...]:
     """For every shard the values at the points, and the averages of gradient and Hessian over them."""
     count, values, slopes, bends = each.num_shards, [], 0.0, 0.0
+    rows = averages(each, points, Order.FULL)
+    if rows is not None:
+        prior = each.whole_prior(points)
+        means = prior[0], np.mean(prior[1], axis=0), np.mean(prior[2], axis=0)
+        return tuple(part + np.multiply.outer(each.shares, own) for part, own in zip(rows, means, strict=True))
     for i in range(0, len(points), at_once):
         some = points[i : i + at_once]
         theta = np.tile(some, (count, 1))
