@@ -32,7 +32,7 @@ _MOST_ROUNDS = 10
 _WELL, _LITTLE = 0.5, 0.01
 # Above this many parameters the product of the fits is almost never good enough, and so many draws are scored of it
 # instead of all: they only have to show whether a step is an improvement. Judgement.
-_MANY_PARAMETERS, _FEW_DRAWS = 128, 256
+_MANY_PARAMETERS, _FEW_DRAWS = 64, 256
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.matrices import positive_definite
 from epvi.site.derivatives.expansion import Taylor
 from epvi.site.derivatives.expansion_cache import NEAR, write_arrays
 from epvi.site.derivatives.expansions import Taylors
@@ -29,11 +30,11 @@ class ExpansionsCache:
     # The sums of outer products at the first of these points.
     products: Float[np.ndarray, "B d d"] | None = None
 
-    def about(self, each: Subposteriors, point: Float[np.ndarray, " d"]) -> Taylors:
-        """The expansions of all shards about a point, or known ones about a point near it."""
+    def about(self, each: Subposteriors, point: Float[np.ndarray, " d"], near: float = NEAR) -> Taylors:
+        """The expansions of all shards about a point, or known ones at a squared distance of at most `near` from it."""
         self._read()
         for one in self.known:
-            if float(summed(one).distances(point - one.centre[0])) <= NEAR:
+            if _distance(summed(one), point - one.centre[0]) <= near:
                 return one
         centres = np.tile(point, (each.num_shards, 1))
         made = Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
@@ -63,6 +64,13 @@ class ExpansionsCache:
             for i in range(sum(name.startswith("centre") for name in arrays)):
                 self.known.append(Taylors(*(arrays[f"{name}{i}"] for name in _FIELDS)))
             self.products = dict(arrays).get("products")
+
+
+def _distance(one: Taylor, delta: Float[np.ndarray, " d"]) -> float:
+    """δᵀ|H|δ, without an eigendecomposition where H is negative-definite, as it is near a mode."""
+    if positive_definite(-one.hessian[None])[0]:
+        return float(-delta @ one.hessian @ delta)
+    return float(one.distances(delta))
 
 
 def summed(one: Taylors) -> Taylor:

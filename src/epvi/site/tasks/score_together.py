@@ -28,7 +28,7 @@ from epvi.site.rows.columns import Columns
 from epvi.site.tasks.answers import Answers, Asking, checked, finite, scores_of
 from epvi.site.tasks.answers_expanded import by_expansions
 from epvi.site.tasks.score import answers_of_many
-from epvi.site.tasks.score_many import ManyParameters, too_many
+from epvi.site.tasks.score_many import ManyParameters, near_enough, sampling_pays, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part
@@ -61,12 +61,13 @@ def answer_together(
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         answers = None
-        if not asking.exact and asking.sizes(num_rows, draws, programs.target.bundle):
+        tries = not asking.exact and bool(asking.sizes(num_rows, draws, programs.target.bundle))
+        if tries and sampling_pays(each, draws, parts[0].shard, asking.certain):
             prior = sum((part.prior for part in parts), Fraction(0))
             batch = Subposterior.of(programs, columns, prior, asking.rows_per_block)
             answers = _estimated(each, batch, draws, parts[0].shard, asking, known)
         if answers is None and too_many(draws, num_rows):
-            own = [known.about(each, centre) for centre in draws.centres]
+            own = [known.about(each, centre, near_enough(each.dim)) for centre in draws.centres]
             shards, shares = [part.shard for part in parts], asking.share * np.array(sizes) / num_rows
             answers = answers_of_many(ManyParameters(each, own, draws, shards, shares, asking.exact))
         answers = [checked(one) for one in (answers or _by_all_rows(each, draws))]
