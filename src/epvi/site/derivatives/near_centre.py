@@ -68,32 +68,35 @@ class NearCentre(Held):
         """log p_m of every shard at the points."""
         count, short = each.num_shards, -len(theta) % _TOGETHER
         filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)]).reshape(-1, _TOGETHER, theta.shape[1])
-        sums = self._over_rows(self._values, each, centre, filled)[:, : len(theta)]
+        sums = self._over_rows(self._values, each, centre, filled)[0][:, : len(theta)]
         prior = each.prior_values(np.tile(theta, (count, 1)), np.repeat(np.arange(count), len(theta)))
         return each.weights[:, None] * sums + prior.reshape(count, -1)
 
-    def average_gradients(
+    def with_average_gradients(
         self, each: Subposteriors, centre: Float[np.ndarray, " d"], theta: Float[np.ndarray, "S d"]
-    ) -> Float[np.ndarray, "B d"]:
-        """The gradient of every shard's log p_m, averaged over the points."""
-        count, sums = each.num_shards, self._over_rows(self._gradient, each, centre, theta)
-        prior = each.prior_gradients(np.tile(theta, (count, 1)), np.repeat(np.arange(count), len(theta)))
-        return each.weights[:, None] * sums + np.mean(prior.reshape(count, len(theta), -1), axis=1)
+    ) -> tuple[Float[np.ndarray, "B S"], Float[np.ndarray, "B d"]]:
+        """The same, and the gradients averaged over the points."""
+        count, (sums, slopes) = each.num_shards, self._over_rows(self._gradient, each, centre, theta)
+        owner, weights = np.repeat(np.arange(count), len(theta)), each.weights[:, None]
+        prior = each.prior_values(np.tile(theta, (count, 1)), owner).reshape(count, -1)
+        bent = each.prior_gradients(np.tile(theta, (count, 1)), owner).reshape(count, len(theta), -1)
+        return weights * sums + prior, weights * slopes + np.mean(bent, axis=1)
 
-    def _over_rows(self, program: Any, each: Subposteriors, centre: np.ndarray, points: np.ndarray) -> np.ndarray:
-        """The sums of a program over each shard's rows."""
+    def _over_rows(self, program: Any, each: Subposteriors, centre: np.ndarray, points: np.ndarray) -> list[np.ndarray]:
+        """The sums of a program over each shard's rows, of each of its results."""
         windows, made = each.windows, []
         with jax.enable_x64(True), promotion_allowed():
             given = jnp.asarray(centre), jnp.asarray(points)
             for start, stop in zip(windows.bounds, windows.bounds[1:], strict=False):
-                total = 0.0
+                total: list[Any] = []
                 for first in range(int(start), int(stop), windows.window):
                     weights = (np.arange(windows.window) < stop - first).astype(np.float64)
                     if each.by_row is not None:
                         weights = weights * windows.rows(each.by_row, first)
-                    total = total + program(*given, windows.cut(each.rows, first), weights)
-                made.append(np.asarray(total))
-        return np.stack(made)
+                    more = program(*given, windows.cut(each.rows, first), weights)
+                    total = [a + b for a, b in zip(total, more, strict=True)] if total else list(more)
+                made.append([np.asarray(part) for part in total])
+        return [np.stack(parts) for parts in zip(*made, strict=True)]
 
     def _changes(self, found: Predictors, values: Any, point: Any, centre: Any) -> list[Any]:
         """X_j (W_j(θ) − W_j(c)), in float32."""
@@ -136,27 +139,26 @@ class NearCentre(Held):
             # `where`, because weight zero times an infinite log likelihood would be NaN.
             return jnp.sum(jnp.where(weights > 0, weights * rows, 0.0), axis=1)
 
-        return jnp.ravel(jax.lax.map(some, points))
+        return (jnp.ravel(jax.lax.map(some, points)),)
 
     def _average(self, centre: Any, points: Any, block: Any, weights: Any) -> Any:
-        """The gradient, by derivatives with respect to shifts of predictors and of θ that all points have in common."""
+        """The sums, and their average gradient by shifts of predictors and of θ that all points have in common."""
         own = self._own
         shifts = [jnp.zeros((len(weights), width), jnp.float32) for width in own.found.widths]
         zero = jnp.zeros(points.shape[1], jnp.float32)
 
         def average(more: Any) -> Any:
-            rows = jnp.mean(self._rows(centre, points, block, more), axis=0)
-            return jnp.sum(jnp.where(weights > 0, weights * rows.astype(jnp.float64), 0.0))
+            rows = self._rows(centre, points, block, more)
+            sums = jnp.sum(jnp.where(weights > 0, weights * rows.astype(jnp.float64), 0.0), axis=1)
+            return jnp.mean(sums), sums
 
-        by_eta, by_theta = jax.grad(average)((shifts, zero))
+        (by_eta, by_theta), sums = jax.grad(average, has_aux=True)((shifts, zero))
         values = own.found.of_rows(block)
 
         def predicted(theta: Any) -> Any:
             """Σ_j Σ_i η_ij times its derivative, whose gradient in θ is that through the predictors."""
             total, matrices = 0.0, own.found.matrices(values)
-            for j, (cut, w, slope) in enumerate(
-                zip(own.found.cuts, own.exact.weights(theta), by_eta, strict=True)
-            ):
+            for j, (cut, w, slope) in enumerate(zip(own.found.cuts, own.exact.weights(theta), by_eta, strict=True)):
                 slope = slope.astype(own.dtype)
                 if isinstance(cut, GatherCut):
                     eta = cut.predictors(values, w.astype(own.dtype))
@@ -165,7 +167,7 @@ class NearCentre(Held):
                     total = total + jnp.sum((matrices[j].astype(own.dtype).T @ slope) * w)
             return total
 
-        return jax.grad(predicted)(centre) + by_theta.astype(jnp.float64)
+        return sums, jax.grad(predicted)(centre) + by_theta.astype(jnp.float64)
 
     def _differences(self, centre: Any, points: Any, block: Any) -> Any:
         """What rounding adds to the log likelihood of every row at every point, (S, n)."""

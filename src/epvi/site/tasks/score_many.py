@@ -62,6 +62,8 @@ _ROUNDING = 0.002
 # Scores of a subsample in float64, with its Hessians, take as long as those of this many times its rows in float32.
 # Judgement: measured with 300 columns.
 _DEARER = 4
+# The root mean square of a remainder over draws, relative to its mean size: that of the cube of a normal number.
+_CUBE = 2.43
 # The squared distance, per parameter, at which expansions about another point serve as well. Judgement: the points over
 # which Hessians are averaged are four times as far away, and the change on the way to them is what is estimated.
 _NEAR_PER_PARAMETER = 1 / 16
@@ -90,12 +92,12 @@ def sampling_pays(each: Subposteriors, draws: Draws, shard: int, certain: float)
     with jax.enable_x64(True), promotion_allowed():
         sizes = each.programs.remainders()(draws.centres[0], draws.theta[:_PILOT_DRAWS], block)
     total = each.windows.num_rows
-    needed = (total * float(np.mean(np.asarray(sizes[1]))) / certain) ** 2
+    needed = (total * _CUBE * float(np.mean(np.asarray(sizes[1]))) / certain) ** 2
     return not _DEARER * needed > total
 
 
 def _pilot_rows(each: Subposteriors, draws: Draws, shard: int) -> np.ndarray:
-    """As many random rows as a window has, for which programs are compiled; the same several times if there are fewer."""
+    """As many random rows as a window has, for which programs are compiled; some several times if there are fewer."""
     rng, total, size = generator(_key(draws, shard, 2)), each.windows.num_rows, each.windows.window
     return np.sort(rng.choice(total, size, replace=size > total))
 
@@ -154,32 +156,25 @@ class ManyParameters:
         """Expectations under the Gaussians, of each shard."""
         found = []
         for points, own in zip(self.draws.points(), self.own, strict=True):
-            found.append([self.values(points), self._gradients(points), self._hessians(points, own)])
+            found.append([*self._with_gradients(points), self._hessians(points, own)])
         return [
             Expected(*(np.stack([one[i][b] for one in found]) for i in range(3))) for b in range(self.each.num_shards)
         ]
 
     def products(self) -> Float[np.ndarray, "B d d"]:
         """Sums over each shard's rows of the outer products of their scores at the first centre."""
-        rows, factors = self.each, np.ones(self.each.num_shards)
-        most = _ROWS_OF_SCORES * rows.dim
-        if not self.exact and np.all(rows.sizes >= 2 * most):
-            chosen = [self._some(b, most, 0) for b in range(rows.num_shards)]
-            rows = rows.thinned(np.arange(rows.num_shards), chosen)
-            # The inverse of a covariance that n rows give is too large by n / (n − d − 1) on average (inverse Wishart).
-            factors = factors * most / (most - rows.dim - 1)
-        return factors[:, None, None] * rows.spread(self.draws.centres[0])
+        return products(self.each, self.draws, self.shards, self.exact)
 
-    def _gradients(self, points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "B d"]:
-        """Average gradients over all base draws, from all rows."""
+    def _with_gradients(self, points: Float[np.ndarray, "R d"]) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities of each shard at all base draws, and their average gradients, from all rows."""
         each, made = self.each, []
         if self._quick is not None and self._quick[0].has_gradients:
-            return self._quick[0].average_gradients(each, self._centre, points)
+            return self._quick[0].with_average_gradients(each, self._centre, points)
         for b in range(each.num_shards):
             prior = np.mean(each.prior_gradients(points, np.full(len(points), b)), axis=0)
             rows = average_gradient(each.programs, each.rows, each.windows, b, points)
             made.append(prior + each.weights[b] * rows)
-        return np.stack(made)
+        return self.values(points), np.stack(made)
 
     def _hessians(self, points: Float[np.ndarray, "R d"], own: Taylors) -> Float[np.ndarray, "B d d"]:
         """Average Hessians: those at the centre and their average change on subsamples, if these lack nothing."""
@@ -201,11 +196,14 @@ class ManyParameters:
                 made[b] += share * 0.5 * (up + down)
         return made
 
+    def _parts(self, b: int, count: int) -> list[np.ndarray]:
+        return np.array_split(_some(self.each, self.draws, self.shards, b, count, 1), _PAIRS_OF_HESSIANS)
+
     def _at_pairs(
         self, b: int, count: int, points: Float[np.ndarray, "R d"], others: Float[np.ndarray, "n d"]
     ) -> Iterator[tuple[float, np.ndarray]]:
         """Hessians of parts of `count` rows of a shard at a pair each, and at other points, with the parts' shares."""
-        half, parts = len(points) // 2, np.array_split(self._some(b, count, 1), _PAIRS_OF_HESSIANS)
+        half, parts = len(points) // 2, self._parts(b, count)
         for i, rows in enumerate(parts):
             if len(rows):
                 pair = (_PAIRS_OF_HESSIANS * self.shards[b] + i) % half
@@ -213,11 +211,25 @@ class ManyParameters:
                 part = self.each.thinned(np.array([b]), [np.sort(rows)])
                 yield len(rows) / count, part.second_order(at, np.zeros(len(at), int))[2]
 
-    def _some(self, b: int, count: int, stream: int) -> np.ndarray:
-        """A random subsample of a shard's rows, in random order for stream 1, the same in every round."""
-        rng = generator(_key(self.draws, self.shards[b], stream))
-        chosen = rng.choice(int(self.each.sizes[b]), count, replace=False)
-        return chosen if stream else np.sort(chosen)
+
+def products(each: Subposteriors, draws: Draws, shards: list[int], exact: bool = False) -> Float[np.ndarray, "B d d"]:
+    """Sums over each shard's rows of the outer products of their scores at the first centre."""
+    rows, factors = each, np.ones(each.num_shards)
+    most = _ROWS_OF_SCORES * each.dim
+    if not exact and np.all(each.sizes >= 2 * most):
+        rows = each.thinned(
+            np.arange(len(shards)), [_some(each, draws, shards, b, most, 0) for b in range(len(shards))]
+        )
+        # The inverse of a covariance that n rows give is too large by n / (n − d − 1) on average (inverse Wishart).
+        factors = factors * most / (most - rows.dim - 1)
+    return factors[:, None, None] * rows.spread(draws.centres[0])
+
+
+def _some(each: Subposteriors, draws: Draws, shards: list[int], b: int, count: int, stream: int) -> np.ndarray:
+    """A random subsample of a shard's rows, in random order for stream 1, the same in every round."""
+    rng = generator(_key(draws, shards[b], stream))
+    chosen = rng.choice(int(each.sizes[b]), count, replace=False)
+    return chosen if stream else np.sort(chosen)
 
 
 def few_pairs(points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "r d"]:
