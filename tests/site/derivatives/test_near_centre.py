@@ -61,8 +61,8 @@ def made(model, offset=0.0):
 
 def naive(each, points):
     """Log densities and average gradients in float64."""
-    shards = np.arange(each.num_shards)
-    values = each.value(np.broadcast_to(points, (len(shards), *points.shape)), shards)
+    shards = range(each.num_shards)
+    values = each.value(np.broadcast_to(points, (len(shards), *points.shape)), np.array(shards))
     slopes = [
         np.mean(each.prior_gradients(points, np.full(len(points), b)), axis=0)
         + average_gradient(each.programs, each.rows, each.windows, b, points)

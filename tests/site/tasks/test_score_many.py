@@ -124,6 +124,6 @@ def test_all_rows_are_used_where_a_subsample_lacks_influential_ones(many):
 
 def test_a_subsample_pays_only_where_remainders_are_small(many):
     sizes = np.array([sum(SIZES)])
-    each = Subposteriors(programs(), rows(), Windows.of(sizes, 512, sizes[0]), np.ones(1), np.ones(1))
+    each = Subposteriors(programs(), rows(), Windows.of(sizes, 512, sum(SIZES)), np.ones(1), np.ones(1))
     assert score_many.sampling_pays(each, draws(), 1, 10.0)
     assert not score_many.sampling_pays(each, draws(), 1, 1e-6)

@@ -39,6 +39,7 @@ class NearCentre(Held):
 
     @property
     def num_programs(self) -> int:
+        """The number of compiled programs."""
         return sum(map(number_of, (self._values, self._gradient, self._errors)))
 
     @property

@@ -110,7 +110,8 @@ def ascend(
 ) -> np.ndarray | None:
     """Climb by L-BFGS in coordinates z with θ = L⁻ᵀz until ½|∇f|² there is small; None if f is not concave, or slow.
 
-    It ends early where it comes close to a known mode. Only slopes decide on the length of a step, because differences of values are lost in rounding near the mode.
+    It ends early where it comes close to a known mode. Only slopes decide on the length of a step, because differences
+    of values are lost in rounding near the mode.
     """
     point, (value, gradient) = start, rows.gradient(start)
     slope, pairs = half @ gradient, deque[tuple[np.ndarray, np.ndarray]](maxlen=_PAIRS)

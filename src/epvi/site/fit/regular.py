@@ -167,7 +167,7 @@ class RegularShards:
         sub = self.subposteriors
         first = fewer_in_first_part(sub.dim, sub.programs.target.terms)
         starts = scaled_starts(self.starts)[: self.num_starts]
-        for m in shards:
+        for m in map(int, shards):
             size = int(sub.sizes[m])
             chosen = [_some(rngs[m], size, part) for part in part_sizes(size, first)]
             parts = [OneShard(sub.thinned(np.array([m]), [rows]), 0) for rows in chosen]

@@ -217,9 +217,8 @@ def products(each: Subposteriors, draws: Draws, shards: list[int], exact: bool =
     rows, factors = each, np.ones(each.num_shards)
     most = _ROWS_OF_SCORES * each.dim
     if not exact and np.all(each.sizes >= 2 * most):
-        rows = each.thinned(
-            np.arange(len(shards)), [_some(each, draws, shards, b, most, 0) for b in range(len(shards))]
-        )
+        chosen = [_some(each, draws, shards, b, most, 0) for b in range(each.num_shards)]
+        rows = each.thinned(np.arange(each.num_shards), chosen)
         # The inverse of a covariance that n rows give is too large by n / (n − d − 1) on average (inverse Wishart).
         factors = factors * most / (most - rows.dim - 1)
     return factors[:, None, None] * rows.spread(draws.centres[0])
