@@ -128,4 +128,4 @@ class Windows:
         parts = np.zeros((4, most * -(-self.window // self.block)), np.int32)
         for part, own in zip(parts, (which, place, low, high), strict=True):
             part[: len(order)] = own[order]
-        return Call(first, points, Items(*parts, len(which)))
+        return Call(first, points, Items(parts[0], parts[1], parts[2], parts[3], len(which)))
