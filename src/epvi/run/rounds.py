@@ -36,7 +36,7 @@ _FEW_DRAWS = 256
 # Another step is likely above this many parameters, where the fits of shards are in all further from their
 # subposteriors than this, and after a step of a larger KL divergence than this (in nats). Judgement: the next step is
 # about ten times smaller. A wrong guess costs a round with few draws, or one with more than needed.
-_MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 128, 0.01, 0.25
+_MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 64, 0.01, 0.25
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,3 +117,19 @@ def test_values_near_a_point_come_with_honest_errors():
     # Eight parts give a t statistic of seven degrees of freedom, whose 0.9999 quantile is 7.1; draws share the rows.
     assert np.all(np.abs(found - exact) < 7.1 * errors + 1e-9)
     assert np.max(np.abs(whole.at(theta) - exact)) > np.max(np.abs(found - exact))
+
+
+def test_blocks_of_a_symmetric_product_make_the_whole_hessian():
+    """Enough columns for several blocks, of a number that they do not divide."""
+    rng = np.random.default_rng(7)
+    rows = {"x": rng.normal(size=(400, 203)), "y": rng.integers(0, 2, 400)}
+    sub = Subposteriors(
+        programs_of(epvi.Model(logistic), rows), rows, Windows.of(np.array([400]), 256, 400), np.zeros(1), np.ones(1)
+    )
+    theta = 0.1 * rng.normal(size=(1, 203))
+    _, gradient, hessian = sub.second_order(theta, np.zeros(1, int))
+    p = 1 / (1 + np.exp(-rows["x"] @ theta[0]))
+    np.testing.assert_allclose(gradient[0], rows["x"].T @ (rows["y"] - p), atol=1e-9)
+    np.testing.assert_allclose(hessian[0], -(rows["x"] * (p * (1 - p))[:, None]).T @ rows["x"], atol=1e-9)
+    residual = rows["y"] - p
+    np.testing.assert_allclose(sub.spread(theta[0])[0], (rows["x"] * residual[:, None] ** 2).T @ rows["x"], atol=1e-9)

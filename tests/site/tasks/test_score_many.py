@@ -64,16 +64,21 @@ def many(monkeypatch):
     monkeypatch.setattr(score_many, "_MOST_OPERATIONS", 0)
 
 
-def check(made, m, rtol):
+def check(made, m, rtol, *, exact=False):
     """`rtol`: of Hessians, relative to the largest entry of what they are scaled by, their diagonals."""
     right = naive(m)
-    np.testing.assert_allclose(made.values, right.values, rtol=1e-9)
-    np.testing.assert_array_equal(made.errors, 0)
+    if exact:
+        np.testing.assert_array_equal(made.errors, 0)
+    # Rounding to float32 adds less than is told, and a constant.
+    told = 1e-9 * np.abs(right.values) if exact else 5 * made.errors + 1e-7 * np.abs(right.values)
+    assert np.all(made.errors < 1e-3)
+    assert np.all(np.abs(made.values - right.values) < told)
     for ours, theirs in zip(made.centres, right.centres, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-7, atol=1e-6)
     np.testing.assert_allclose(made.rows.gradient, right.rows.gradient, rtol=1e-7, atol=1e-6)
-    np.testing.assert_allclose(made.moments.values, right.moments.values, rtol=1e-9)
-    np.testing.assert_allclose(made.moments.gradient, right.moments.gradient, rtol=1e-7, atol=1e-6)
+    assert np.all(np.abs(made.moments.values - right.moments.values) < np.max(told))
+    rounded = {"rtol": 1e-7, "atol": 1e-6} if exact else {"rtol": 1e-5, "atol": 1e-4}
+    np.testing.assert_allclose(made.moments.gradient, right.moments.gradient, **rounded)
     unit = np.sqrt(np.abs(np.diagonal(right.moments.hessian[0])))
     off = (made.moments.hessian - right.moments.hessian) / np.outer(unit, unit)
     assert np.max(np.abs(off)) < rtol
@@ -92,7 +97,7 @@ def test_one_shard_answers_as_with_a_hessian_at_every_draw(many):
 def test_exact_answers_use_all_rows(many):
     right = naive(0)
     made = answer_columns(programs(), of_shard(0), draws(), draws().shares[0], asking(exact=True))
-    check(made, 0, 0.01)
+    check(made, 0, 0.01, exact=True)
     np.testing.assert_allclose(made.rows.products, right.rows.products, rtol=1e-7, atol=1e-6)
 
 
@@ -115,3 +120,10 @@ def test_all_rows_are_used_where_a_subsample_lacks_influential_ones(many):
     few = score_many.ManyParameters(each, own, draws(), [shares[0].shard], np.ones(1), False)
     whole = dataclasses.replace(few, exact=True)
     np.testing.assert_allclose(few.moments()[0].hessian, whole.moments()[0].hessian)
+
+
+def test_a_subsample_pays_only_where_remainders_are_small(many):
+    sizes = np.array([sum(SIZES)])
+    each = Subposteriors(programs(), rows(), Windows.of(sizes, 512, sum(SIZES)), np.ones(1), np.ones(1))
+    assert score_many.sampling_pays(each, draws(), 1, 10.0)
+    assert not score_many.sampling_pays(each, draws(), 1, 1e-6)

@@ -37,17 +37,17 @@ class ExpansionsCache:
     # do not depend on which process gave the earlier ones.
     earlier: Sequence[Float[np.ndarray, " d"]] = ()
 
-    def about(self, each: Subposteriors, point: Float[np.ndarray, " d"]) -> Taylors:
-        """The expansions of all shards about a point, or known ones about a point near it."""
+    def about(self, each: Subposteriors, point: Float[np.ndarray, " d"], near: float = NEAR) -> Taylors:
+        """The expansions of all shards about a point, or known ones at a squared distance of at most `near` from it."""
         self._read()
         points, self.earlier = self.earlier, ()
         for before in points:
-            self._about(each, before)
-        return self._about(each, point)
+            self._about(each, before, near)
+        return self._about(each, point, near)
 
-    def _about(self, each: Subposteriors, point: Float[np.ndarray, " d"]) -> Taylors:
+    def _about(self, each: Subposteriors, point: Float[np.ndarray, " d"], near: float) -> Taylors:
         for one in self.known:
-            if float(summed(one).distances(point - one.centre[0])) <= NEAR:
+            if _distance(summed(one), point - one.centre[0]) <= near:
                 return one
         centres = np.tile(point, (each.num_shards, 1))
         made = Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
@@ -94,6 +94,13 @@ def _spread(each: Subposteriors, one: Taylors) -> Float[np.ndarray, "B d d"]:
         if np.all(alike):
             return made
     return each.spread(point)
+
+
+def _distance(one: Taylor, delta: Float[np.ndarray, " d"]) -> float:
+    """δᵀ|H|δ, without an eigendecomposition where H is negative-definite, as it is near a mode."""
+    if positive_definite(-one.hessian[None])[0]:
+        return float(-delta @ one.hessian @ delta)
+    return float(one.distances(delta))
 
 
 def summed(one: Taylors) -> Taylor:

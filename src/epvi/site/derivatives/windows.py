@@ -126,7 +126,7 @@ class Windows:
         high = low + np.minimum(stop[which] - row, self.block)
         # Points of one shard take turns on each block, which is then in the cache.
         order = np.lexsort((which, row))
-        parts = [part[order] for part in (which, place, low, high)]
-        most_items = most * -(-self.window // self.block)
-        point, start, low, high = (np.pad(part, (0, most_items - len(part))).astype(np.int32) for part in parts)
-        return Call(first, points, Items(point, start, low, high, len(which)))
+        parts = np.zeros((4, most * -(-self.window // self.block)), np.int32)
+        for part, own in zip(parts, (which, place, low, high), strict=True):
+            part[: len(order)] = own[order]
+        return Call(first, points, Items(parts[0], parts[1], parts[2], parts[3], len(which)))

@@ -28,6 +28,8 @@ _PAIRS = 20
 _FALLEN = 0.9
 # Least and most factor by which a step that is too long or too short changes. Judgement.
 _SHRINK, _GROW = 0.1, 4.0
+# A climb is known to end in a mode once it is closer than this part of the distance between different modes. Judgement.
+_CLOSE = 0.5
 # Relative rounding error of values and of slopes along a step in float32. Judgement: sums over many rows.
 _ROUNDING = 1e-6
 
@@ -68,6 +70,11 @@ class Summit(NamedTuple):
     # ½ gᵀ(−H)⁻¹g: the gain, in nats, that the quadratic model still predicts.
     decrement: float
 
+    def distance(self, point: Float[np.ndarray, " d"]) -> float:
+        """The distance of a point, in sds."""
+        away = point - self.point
+        return float(np.sqrt(-away @ self.hessian @ away))
+
 
 def only_mode(parts: Sequence[OneShard], starts: Float[np.ndarray, "n d"]) -> Summit | None:
     """The mode of the last of `parts`, all rows; all starts must lead to the same mode of the first, the smallest."""
@@ -77,9 +84,8 @@ def only_mode(parts: Sequence[OneShard], starts: Float[np.ndarray, "n d"]) -> Su
     if found is None:
         return None
     for start in np.delete(starts, first, axis=0):
-        end = ascend(parts[0], start, found.half)
-        away = None if end is None else end - found.point
-        if away is None or -away @ found.hessian @ away >= SAME_MODE**2:
+        end = ascend(parts[0], start, found.half, found)
+        if end is None or found.distance(end) >= SAME_MODE:
             return None
     for rows in parts[1:]:
         found = _climbed(rows, found.point, found.half)
@@ -99,17 +105,20 @@ def _climbed(rows: OneShard, start: np.ndarray, half: np.ndarray) -> Summit | No
     return None
 
 
-def ascend(rows: OneShard, start: Float[np.ndarray, " d"], half: Float[np.ndarray, "d d"]) -> np.ndarray | None:
+def ascend(
+    rows: OneShard, start: Float[np.ndarray, " d"], half: Float[np.ndarray, "d d"], known: Summit | None = None
+) -> np.ndarray | None:
     """Climb by L-BFGS in coordinates z with θ = L⁻ᵀz until ½|∇f|² there is small; None if f is not concave, or slow.
 
-    Only slopes decide on the length of a step, because differences of values are lost in rounding near the mode.
+    It ends early where it comes close to a known mode. Only slopes decide on the length of a step, because differences
+    of values are lost in rounding near the mode.
     """
     point, (value, gradient) = start, rows.gradient(start)
     slope, pairs = half @ gradient, deque[tuple[np.ndarray, np.ndarray]](maxlen=_PAIRS)
     for _ in range(_MOST_STEPS):
         if not np.isfinite(value) or not np.all(np.isfinite(slope)):
             return None
-        if 0.5 * slope @ slope <= NEAR_ENOUGH:
+        if 0.5 * slope @ slope <= NEAR_ENOUGH or (known is not None and known.distance(point) < _CLOSE * SAME_MODE):
             return point
         step = _direction(slope, pairs)
         made = _searched(rows, point, value, slope, step, half)

@@ -40,6 +40,9 @@ _LOG_2PI = float(np.log(2 * np.pi))
 # Most Newton steps on more rows from the mode of fewer: a shard that needs more is fitted alone. Judgement: a
 # log-concave density takes about four.
 _MORE_STEPS = 15
+# From this many parameters on, and if a Hessian of a shard takes more than this many products, modes are searched for
+# by gradients. Judgement: with 48 columns a Hessian takes as long as five gradients, and then some milliseconds.
+_FEW_HESSIANS, _DEAR = 48, 2**27
 # Draws at which values are computed in one pass over the rows. Judgement: it bounds the memory of a block.
 _DRAWS_AT_ONCE = 64
 # A regular shard is recognised with a fraction of the draws that `num_draws` allows, 64 of 256 at most, fewer with a
@@ -132,15 +135,20 @@ class RegularShards:
 
     def modes(self, rngs: list[np.random.Generator]) -> Ends:
         """The modes: searched for on a subsample of each shard with many rows, and followed to all of its rows."""
-        sub, d = self.subposteriors, self.subposteriors.dim
-        if d > MOST_ON_TALL:
-            return self._by_gradients(rngs)
+        sub, d, ends = self.subposteriors, self.subposteriors.dim, _unknown(self.subposteriors)
+        slopes = np.array([self._is_by_gradients(int(n)) for n in sub.sizes])
+        self._by_gradients(ends, np.flatnonzero(slopes), rngs)
+        if d <= MOST_ON_TALL:
+            # Newton's method copes with more: along its way the density need not be concave everywhere.
+            slopes &= ends.good
+            ends.good[:] = True
         target = sub.programs.target
         first = first_part(d, target.terms, target.bundle)
-        steps = [part_sizes(int(n), first, represented_by_last(int(n), d, target)) for n in sub.sizes]
-        count, ends = sub.num_shards, _unknown(sub)
-        for i in range(max(map(len, steps))):
-            shards = np.array([m for m in range(count) if len(steps[m]) > i and ends.good[m]], int)
+        others = np.flatnonzero(~slopes)
+        sizes = {m: int(sub.sizes[m]) for m in others}
+        steps = {m: part_sizes(n, first, represented_by_last(n, d, target)) for m, n in sizes.items()}
+        for i in range(max(map(len, steps.values()), default=0)):
+            shards = np.array([m for m in others if len(steps[m]) > i and ends.good[m]], int)
             if len(shards):
                 chosen = [_some(rngs[m], int(sub.sizes[m]), steps[m][i]) for m in shards]
                 thinned = sub.thinned(shards, chosen)
@@ -149,10 +157,10 @@ class RegularShards:
                     self._search(ends, thinned, shards, own, loose)
                 else:
                     self._follow(ends, thinned, shards, own, loose)
-        plain = np.array([m for m in range(count) if not steps[m]], int)
+        plain = np.array([m for m in others if not steps[m]], int)
         if len(plain):
             self._search(ends, sub, plain, plain, self.precision)
-        rest = np.array([m for m in range(count) if steps[m] and ends.good[m]], int)
+        rest = np.array([m for m in others if steps[m] and ends.good[m]], int)
         for tall in (False, True):
             some = rest[(sub.sizes[rest] * sub.programs.target.bundle >= TALL) == tall]
             if len(some):
@@ -172,13 +180,22 @@ class RegularShards:
         )
         return Ends(at, ends.good)
 
-    def _by_gradients(self, rngs: list[np.random.Generator]) -> Ends:
+    def _is_by_gradients(self, num_rows: int) -> bool:
+        """Whether the mode of a shard with so many rows is searched for by gradients and few Hessians."""
+        sub = self.subposteriors
+        if sub.dim > MOST_ON_TALL:
+            return True
+        is_dear = sub.dim >= _FEW_HESSIANS and num_rows * sub.dim**2 >= _DEAR
+        return is_dear and sub.programs.target.bundle == 1
+
+    def _by_gradients(self, ends: Ends, shards: np.ndarray, rngs: list[np.random.Generator]) -> None:
         """The modes of shards with many parameters, one shard after the other, with few Hessians."""
-        sub, ends = self.subposteriors, _unknown(self.subposteriors)
+        sub = self.subposteriors
         first = fewer_in_first_part(sub.dim, sub.programs.target.terms)
         starts = scaled_starts(self.starts)[: self.num_starts]
-        for m, size in enumerate(sub.sizes):
-            chosen = [_some(rngs[m], int(size), part) for part in part_sizes(int(size), first)]
+        for m in map(int, shards):
+            size = int(sub.sizes[m])
+            chosen = [_some(rngs[m], size, part) for part in part_sizes(size, first)]
             parts = [OneShard(sub.thinned(np.array([m]), [rows]), 0) for rows in chosen]
             found = only_mode([*parts, OneShard(sub, m)], starts)
             if found is None:
@@ -195,7 +212,6 @@ class RegularShards:
             )
             last = _last_step(sub, np.array([m]), at, self.precision)
             _put(ends, np.array([m]), last, last.converged & last.concave)
-        return ends
 
     def _search(
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances

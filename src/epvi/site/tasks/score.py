@@ -39,7 +39,7 @@ from epvi.site.tasks.answers_expanded import by_expansions
 from epvi.site.tasks.fingerprint import hash_rows
 from epvi.site.tasks.fit_shard import ONE_SITE, as_model, parse_shard, provenance
 from epvi.site.tasks.predictive import same_coding, same_space
-from epvi.site.tasks.score_many import ManyParameters, too_many
+from epvi.site.tasks.score_many import ManyParameters, sampling_pays, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part
@@ -90,19 +90,28 @@ def answer_columns(programs: Programs, columns: Columns, draws: Draws, part: Par
 
 def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
     """Scores, derivatives and moments, by Taylor expansions where they are accurate enough."""
-    made = None if asking.exact else by_expansions(subposterior, draws, shard, asking)
+    each = _as_many(subposterior, draws, shard) if too_many(draws, subposterior.num_rows) else None
+    made = None
+    if not asking.exact and (each is None or sampling_pays(each, draws, shard, asking.certain)):
+        made = by_expansions(subposterior, draws, shard, asking)
     if made is not None:
         return made
-    if too_many(draws, subposterior.num_rows):
-        return _with_many_parameters(subposterior, draws, shard, asking)
+    if each is not None:
+        return _with_many_parameters(each, subposterior, draws, shard, asking)
     return _by_all_rows(subposterior, draws, asking)
 
 
-def _with_many_parameters(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:
-    """The answers of one shard with many parameters."""
+def _as_many(subposterior: Subposterior, draws: Draws, shard: int) -> Subposteriors:
+    """The same shard, as the only one of several."""
     programs, columns, size = subposterior.programs, subposterior.rows, subposterior.num_rows
     windows = Windows.of(np.array([size]), block_size(programs, columns, size, 1), size)
-    each = Subposteriors(programs, columns, windows, np.array([float(draws.share_of(shard).prior)]), np.ones(1))
+    return Subposteriors(programs, columns, windows, np.array([float(draws.share_of(shard).prior)]), np.ones(1))
+
+
+def _with_many_parameters(
+    each: Subposteriors, subposterior: Subposterior, draws: Draws, shard: int, asking: Asking
+) -> Answers:
+    """The answers of one shard with many parameters."""
     own = [taylors_about(each, centre) for centre in draws.centres]
     many = ManyParameters(each, own, draws, [shard], np.array([asking.share]), asking.exact)
     (made,) = answers_of_many(many)
@@ -127,7 +136,8 @@ def answers_of_many(many: ManyParameters) -> list[Answers]:
     for b in range(each.num_shards):
         centres = Derivatives(*(np.stack([getattr(one, name)[b] for one in moved]) for name in Derivatives._fields))
         rows = Variation(moved[0].gradient[b] - prior[b], products[b])
-        answers.append(checked(Answers(values[b], np.zeros(len(draws.theta)), centres, rows, moments[b], True)))
+        errors = np.full(len(draws.theta), many.errors[b])
+        answers.append(checked(Answers(values[b], errors, centres, rows, moments[b], True)))
     return answers
 
 

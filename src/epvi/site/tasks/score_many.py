@@ -1,7 +1,8 @@
 """Answers of shards with many parameters: what a Hessian at every base draw would cost too much for.
 
 Takes the subposteriors of several shards, their Taylor expansions about the centres, and `Draws`. Log densities at the
-draws and average gradients, which cost no more than a Hessian, are computed from all rows. The average Hessian under a
+draws and average gradients are computed from all rows, in float32 where that adds next to nothing to their sums
+(`near_centre.py`). The average Hessian under a
 Gaussian is computed at few of its base draws, in antithetic pairs z, −z, each on its own part of the rows: what a row
 contributes varies over draws as it does over rows, so that other draws for other rows are as good as all draws for all
 rows. Usually its change from the centre c is computed so, on a subsample of the rows:
@@ -10,6 +11,7 @@ rows. Usually its change from the centre c is computed so, on a subsample of the
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -18,9 +20,11 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.matrices import positive_definite
+from epvi.ground.float64 import promotion_allowed
 from epvi.ground.seeds import SeedStream
 from epvi.site.derivatives.average_gradient import average_gradient
 from epvi.site.derivatives.expansions import Taylors
+from epvi.site.derivatives.near_centre import NearCentre, near_centre
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.rows.columns import generator
 from epvi.wire.answer import Expected
@@ -49,12 +53,58 @@ _LEAST_ROWS = 64
 # Rows per parameter on which a shard's outer products of scores are computed; with fewer than twice as many rows, on
 # all. Judgement: their matrix is then known to a third in every direction.
 _ROWS_OF_SCORES = 8
+# Draws at which a window of rows shows the sizes of remainders and of rounding errors. Judgement: both are needed up to
+# a factor of two.
+_PILOT_DRAWS = 16
+# Largest sd of what float32 adds to the sum of all shards' log densities, in nats. Judgement: a tenth of what their
+# standard error may be.
+_ROUNDING = 0.002
+# Scores of a subsample in float64, with its Hessians, take as long as those of this many times its rows in float32.
+# Judgement: measured with 300 columns.
+_DEARER = 4
+# The root mean square of a remainder over draws, relative to its mean size: that of the cube of a normal number.
+_CUBE = 2.43
+# The squared distance, per parameter, at which expansions about another point serve as well. Judgement: the points over
+# which Hessians are averaged are four times as far away, and the change on the way to them is what is estimated.
+_NEAR_PER_PARAMETER = 1 / 16
 
 
 def too_many(draws: Draws, num_rows: int) -> bool:
     """Whether a Hessian of all rows at every base draw would cost too much."""
     d, points = draws.theta.shape[1], draws.gaussians.num_components * max(len(draws.base), 1)
     return draws.form.whole and d > MANY and 2 * points * num_rows * d**2 > _MOST_OPERATIONS
+
+
+def near_enough(d: int) -> float:
+    """The largest squared distance δᵀ|H|δ at which expansions are reused."""
+    return _NEAR_PER_PARAMETER * d
+
+
+def sampling_pays(each: Subposteriors, draws: Draws, shard: int, certain: float) -> bool:
+    """Whether a subsample of rows that makes standard errors of scores as small as `certain` nats costs less than all.
+
+    The remainders of a few rows tell how many would be needed, with probabilities in proportion to their remainders.
+    """
+    if not too_many(draws, each.windows.num_rows) or near_centre(each) is None:
+        return True
+    places = _pilot_rows(each, draws, shard)
+    block = {name: np.take(each.rows[name], places, axis=0) for name in sorted(each.rows)}
+    with jax.enable_x64(True), promotion_allowed():
+        sizes = each.programs.remainders()(draws.centres[0], draws.theta[:_PILOT_DRAWS], block)
+    total = each.windows.num_rows
+    needed = (total * _CUBE * float(np.mean(np.asarray(sizes[1]))) / certain) ** 2
+    return not _DEARER * needed > total
+
+
+def _pilot_rows(each: Subposteriors, draws: Draws, shard: int) -> np.ndarray:
+    """As many random rows as a window has, for which programs are compiled; some several times if there are fewer."""
+    rng, total, size = generator(_key(draws, shard, 2)), each.windows.num_rows, each.windows.window
+    return np.sort(rng.choice(total, size, replace=size > total))
+
+
+def _key(draws: Draws, shard: int, stream: int) -> jax.Array:
+    key = jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32))
+    return jax.random.fold_in(jax.random.fold_in(jax.random.fold_in(key, SeedStream.PARTS), shard), stream)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,8 +121,30 @@ class ManyParameters:
     # Whether all rows are used throughout.
     exact: bool
 
+    @functools.cached_property
+    def _quick(self) -> tuple[NearCentre, float] | None:
+        """Programs in float32 with the sd of what rounding adds to the sums, if that is small enough."""
+        found = None if self.exact else near_centre(self.each)
+        if found is None:
+            return None
+        places = _pilot_rows(self.each, self.draws, self.shards[0])
+        rounding = found.rounding(self.each, self._centre, self.draws.theta[:_PILOT_DRAWS], places)
+        return (found, rounding) if rounding <= _ROUNDING * float(np.sqrt(np.sum(self.shares))) else None
+
+    @property
+    def _centre(self) -> Float[np.ndarray, " d"]:
+        return self.own[0].centre[0]
+
+    @property
+    def errors(self) -> Float[np.ndarray, " B"]:
+        """Standard errors of the log densities of each shard: what rounding adds to them."""
+        rounding = 0.0 if self._quick is None else self._quick[1]
+        return rounding * np.sqrt(self.each.sizes / self.each.windows.num_rows)
+
     def values(self, theta: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "B S"]:
         """Log densities of each shard, from all rows."""
+        if self._quick is not None:
+            return self._quick[0].values(self.each, self._centre, theta)
         owner = np.arange(self.each.num_shards)
         short = -len(theta) % min(_DRAWS_AT_ONCE, len(theta))
         filled = np.concatenate([theta, np.repeat(theta[-1:], short, axis=0)])
@@ -84,30 +156,25 @@ class ManyParameters:
         """Expectations under the Gaussians, of each shard."""
         found = []
         for points, own in zip(self.draws.points(), self.own, strict=True):
-            found.append([self.values(points), self._gradients(points), self._hessians(points, own)])
+            found.append([*self._with_gradients(points), self._hessians(points, own)])
         return [
             Expected(*(np.stack([one[i][b] for one in found]) for i in range(3))) for b in range(self.each.num_shards)
         ]
 
     def products(self) -> Float[np.ndarray, "B d d"]:
         """Sums over each shard's rows of the outer products of their scores at the first centre."""
-        rows, factors = self.each, np.ones(self.each.num_shards)
-        most = _ROWS_OF_SCORES * rows.dim
-        if not self.exact and np.all(rows.sizes >= 2 * most):
-            chosen = [self._some(b, most, 0) for b in range(rows.num_shards)]
-            rows = rows.thinned(np.arange(rows.num_shards), chosen)
-            # The inverse of a covariance that n rows give is too large by n / (n − d − 1) on average (inverse Wishart).
-            factors = factors * most / (most - rows.dim - 1)
-        return factors[:, None, None] * rows.spread(self.draws.centres[0])
+        return products(self.each, self.draws, self.shards, self.exact)
 
-    def _gradients(self, points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "B d"]:
-        """Average gradients over all base draws, from all rows."""
+    def _with_gradients(self, points: Float[np.ndarray, "R d"]) -> tuple[np.ndarray, np.ndarray]:
+        """Log densities of each shard at all base draws, and their average gradients, from all rows."""
         each, made = self.each, []
+        if self._quick is not None and self._quick[0].has_gradients:
+            return self._quick[0].with_average_gradients(each, self._centre, points)
         for b in range(each.num_shards):
             prior = np.mean(each.prior_gradients(points, np.full(len(points), b)), axis=0)
             rows = average_gradient(each.programs, each.rows, each.windows, b, points)
             made.append(prior + each.weights[b] * rows)
-        return np.stack(made)
+        return self.values(points), np.stack(made)
 
     def _hessians(self, points: Float[np.ndarray, "R d"], own: Taylors) -> Float[np.ndarray, "B d d"]:
         """Average Hessians: those at the centre and their average change on subsamples, if these lack nothing."""
@@ -129,11 +196,14 @@ class ManyParameters:
                 made[b] += share * 0.5 * (up + down)
         return made
 
+    def _parts(self, b: int, count: int) -> list[np.ndarray]:
+        return np.array_split(_some(self.each, self.draws, self.shards, b, count, 1), _PAIRS_OF_HESSIANS)
+
     def _at_pairs(
         self, b: int, count: int, points: Float[np.ndarray, "R d"], others: Float[np.ndarray, "n d"]
     ) -> Iterator[tuple[float, np.ndarray]]:
         """Hessians of parts of `count` rows of a shard at a pair each, and at other points, with the parts' shares."""
-        half, parts = len(points) // 2, np.array_split(self._some(b, count, 1), _PAIRS_OF_HESSIANS)
+        half, parts = len(points) // 2, self._parts(b, count)
         for i, rows in enumerate(parts):
             if len(rows):
                 pair = (_PAIRS_OF_HESSIANS * self.shards[b] + i) % half
@@ -141,13 +211,24 @@ class ManyParameters:
                 part = self.each.thinned(np.array([b]), [np.sort(rows)])
                 yield len(rows) / count, part.second_order(at, np.zeros(len(at), int))[2]
 
-    def _some(self, b: int, count: int, stream: int) -> np.ndarray:
-        """A random subsample of a shard's rows, in random order for stream 1, the same in every round."""
-        key = jax.random.wrap_key_data(jnp.asarray(self.draws.asked.key, jnp.uint32))
-        key = jax.random.fold_in(jax.random.fold_in(key, SeedStream.PARTS), self.shards[b])
-        rng = generator(jax.random.fold_in(key, stream))
-        chosen = rng.choice(int(self.each.sizes[b]), count, replace=False)
-        return chosen if stream else np.sort(chosen)
+
+def products(each: Subposteriors, draws: Draws, shards: list[int], exact: bool = False) -> Float[np.ndarray, "B d d"]:
+    """Sums over each shard's rows of the outer products of their scores at the first centre."""
+    rows, factors = each, np.ones(each.num_shards)
+    most = _ROWS_OF_SCORES * each.dim
+    if not exact and np.all(each.sizes >= 2 * most):
+        chosen = [_some(each, draws, shards, b, most, 0) for b in range(each.num_shards)]
+        rows = each.thinned(np.arange(each.num_shards), chosen)
+        # The inverse of a covariance that n rows give is too large by n / (n − d − 1) on average (inverse Wishart).
+        factors = factors * most / (most - rows.dim - 1)
+    return factors[:, None, None] * rows.spread(draws.centres[0])
+
+
+def _some(each: Subposteriors, draws: Draws, shards: list[int], b: int, count: int, stream: int) -> np.ndarray:
+    """A random subsample of a shard's rows, in random order for stream 1, the same in every round."""
+    rng = generator(_key(draws, shards[b], stream))
+    chosen = rng.choice(int(each.sizes[b]), count, replace=False)
+    return chosen if stream else np.sort(chosen)
 
 
 def few_pairs(points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "r d"]:

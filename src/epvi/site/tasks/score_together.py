@@ -30,7 +30,7 @@ from epvi.site.rows.columns import Columns
 from epvi.site.tasks.answers import Answers, Asking, checked, finite, scores_of
 from epvi.site.tasks.answers_expanded import by_expansions
 from epvi.site.tasks.score import answers_of_many
-from epvi.site.tasks.score_many import ManyParameters, too_many
+from epvi.site.tasks.score_many import MANY, ManyParameters, near_enough, products, sampling_pays, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part
@@ -40,6 +40,8 @@ from epvi.wire.shard_fit import Part
 _MOST_VALUES, _LEAST_AT_ONCE = 2**20, 64
 # Most numbers of Hessians that are in memory at once: 32 MB. Judgement.
 _MOST_NUMBERS = 2**22
+# Up to this many shards, a matrix product for each is faster. Judgement.
+_FEW_SHARDS = 8
 # Most products of two coordinates of a displacement, counted twice, that are in memory at once: 256 MB. Judgement.
 _MOST_PRODUCTS = 2**26
 
@@ -63,12 +65,13 @@ def answer_together(
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         answers = None
-        if not asking.exact and asking.sizes(num_rows, draws, programs.target.bundle):
+        tries = not asking.exact and bool(asking.sizes(num_rows, draws, programs.target.bundle))
+        if tries and sampling_pays(each, draws, parts[0].shard, asking.certain):
             prior = sum((part.prior for part in parts), Fraction(0))
             batch = Subposterior.of(programs, columns, prior, asking.rows_per_block)
-            answers = _estimated(each, batch, draws, parts[0].shard, asking, known)
+            answers = _estimated(each, batch, draws, [part.shard for part in parts], asking, known)
         if answers is None and too_many(draws, num_rows):
-            own = [known.about(each, centre) for centre in draws.centres]
+            own = [known.about(each, centre, near_enough(each.dim)) for centre in draws.centres]
             shards, shares = [part.shard for part in parts], asking.share * np.array(sizes) / num_rows
             answers = answers_of_many(ManyParameters(each, own, draws, shards, shares, asking.exact))
         answers = [checked(one) for one in (answers or _by_all_rows(each, draws))]
@@ -82,15 +85,21 @@ def answer_together(
 
 
 def _estimated(
-    each: Subposteriors, batch: Subposterior, draws: Draws, shard: int, asking: Asking, known: ExpansionsCache
+    each: Subposteriors,
+    batch: Subposterior,
+    draws: Draws,
+    shards: list[int],
+    asking: Asking,
+    known: ExpansionsCache,
 ) -> list[Answers] | None:
     """The answers by Taylor expansions; None if no size of subsamples is accurate enough."""
     own = [known.about(each, centre) for centre in draws.centres]
     memory = ExpansionCache(known=[(one.centre[0], summed(one)) for one in own])
-    made = by_expansions(batch, draws, shard, dataclasses.replace(asking, memory=memory))
+    made = by_expansions(batch, draws, shards[0], dataclasses.replace(asking, memory=memory))
     if made is None:
         return None
-    rows = _variation(each, own[0].moved(draws.centres[0]), known.spread(each, own[0]))
+    spread = products(each, draws, shards) if each.dim > MANY else known.spread(each, own[0])
+    rows = _variation(each, own[0].moved(draws.centres[0]), spread)
     return _allotted(own, made, draws, each.sizes / batch.num_rows, rows)
 
 
@@ -191,7 +200,7 @@ def _expanded(own: list[Taylors], theta: np.ndarray, nearest: np.ndarray) -> Flo
 def _quadratics(one: Taylors, delta: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "B S"]:
     """All shards' expansions at the same displacements: by one matrix product over the products δ_i δ_j, if few."""
     d = delta.shape[1]
-    if delta.size * d > _MOST_PRODUCTS:
+    if len(one.hessian) <= _FEW_SHARDS or delta.size * d > _MOST_PRODUCTS:
         bent = np.stack([np.sum((delta @ hessian) * delta, axis=1) for hessian in one.hessian])
         return one.value[:, None] + one.gradient @ delta.T + 0.5 * bent
     rows, columns = np.triu_indices(d)
