@@ -19,7 +19,8 @@ from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.refine.refine import WORTH, advance, confirmed, finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
-from epvi.hub.trust.reasons import Verdict
+from epvi.hub.trust.reasons import Reason, Verdict
+from epvi.hub.trust.verdict import draws_that_tell
 from epvi.run.scoring import Scoring
 from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
@@ -33,6 +34,9 @@ _WELL, _LITTLE = 0.5, 0.01
 # Above this many parameters the product of the fits is almost never good enough, and so many draws are scored of it
 # instead of all: they only have to show whether a step is an improvement. Judgement.
 _MANY_PARAMETERS, _FEW_DRAWS = 128, 256
+# Where more draws can show that means and sds of many parameters are right, up to so many times as many are scored in
+# the end, of so many numbers at most. Judgement: as much work as a few rounds, and 256 MB.
+_MOST_TIMES, _MOST_NUMBERS = 8, 2**25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +76,16 @@ class Rounds:
             return self
         return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=_FEW_DRAWS))
 
+    def telling(self, posterior: Posterior, answered: Answered, certificate: Certificate) -> "Rounds | None":
+        """The same with as many draws as can show that means and sds are right; None if that is no question."""
+        if not self.contented or certificate.reasons != (Reason.UNEVEN_WEIGHTS,):
+            return None
+        count = draws_that_tell(posterior, answered)
+        most = min(_MOST_TIMES * self.scoring.num_draws, _MOST_NUMBERS // posterior.space.dim)
+        if count is None or not self.scoring.num_draws < count <= most:
+            return None
+        return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=count))
+
     @property
     def any(self) -> bool:
         """Whether shards score draws at all."""
@@ -89,7 +103,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
     posterior, answered, certificate = _asked(posterior, ask, rounds.beginning(posterior.space.dim), seed)
     _log_round(posterior, certificate)
-    first = posterior.with_certificate(certificate)
+    first, scored = posterior.with_certificate(certificate), posterior
     for _ in range(rounds.refine):
         if answered.moments is None or (rounds.contented and certificate.verdict == Verdict.TRUST):
             break
@@ -97,13 +111,18 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
         if posterior.step is None or posterior.step.before is None:
             break
         posterior, answered, certificate = _asked(posterior, ask, rounds, seed)
+        scored = posterior
         _log_round(posterior, certificate)
     # Without a certificate its last step is not confirmed yet.
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
     if best.certificate is not None and best.certificate.num_draws < rounds.scoring.num_draws:
         # It is the product, of which only few draws were scored.
-        best, _, certificate = _asked(best, ask, rounds, seed)
+        best, answered, certificate = _asked(best, ask, rounds, seed)
+        best = scored = best.with_certificate(certificate)
+    more = None if best.certificate is None else rounds.telling(scored, answered, best.certificate)
+    if more is not None:
+        best, _, certificate = _asked(best, ask, more, seed)
         best = best.with_certificate(certificate)
     best = finished(best) if rounds.contented else best
     return best if rounds.certify else dataclasses.replace(best, certificate=None)
