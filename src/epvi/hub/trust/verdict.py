@@ -87,7 +87,7 @@ def judge(
         *([uneven] if uneven else []),
         *_doubts(answered, weights),
     )
-    if faults == (uneven,) and may_be_by_dimension(posterior, answered):
+    if uneven is not None and faults == (uneven,) and may_be_by_dimension(posterior, answered):
         return _by_marginals(uneven, marginals_of(answered.proposal, answered.log_p, posterior.mixture), weights)
     if faults:
         return Judgement(Verdict.NOT, told(faults), faults, uneven is None)
