@@ -121,8 +121,8 @@ def _uneven(weights: Weights) -> Fault | None:
 def may_be_by_dimension(posterior: Approximation, answered: Answered) -> bool:
     """Whether a posterior has so many parameters that weights can be uneven although it is right about each.
 
-    It has one mode, and its curvature between parameters was compared with that of the rows: without it, correlations
-    may be lacking, which no marginal shows.
+    It has one mode, and covariances that can hold correlations, with expected Hessians of the rows to refine them by:
+    otherwise correlations may be lacking, which no marginal shows.
     """
     proposal = answered.proposal
     whole = posterior.mixture.structure.hessians.whole and answered.moments is not None
@@ -160,7 +160,7 @@ def _by_marginals(uneven: Fault, found: Marginals | None, weights: Weights) -> J
         f"{Verdict.MARGINALS}: joint weights cannot judge {d:,} parameters ({weights.ess:,.0f} effective draws); by"
         f" cumulants of the log ratios means are off by at most {shift:.2f} sds and sds by {change:.0%} (root mean"
         f" squares; a single mean is known to ±{2 * float(np.median(found.shift_error)):.2f} sds), and no parameter"
-        " stands out. What depends on many parameters at once is checked by gradients and curvature only."
+        " stands out. What depends on many parameters at once is not certified."
     )
     return Judgement(Verdict.MARGINALS, text, (), False)
 
