@@ -57,6 +57,7 @@ class StatusCode(enum.StrEnum):
     UNCONFIRMED = "unconfirmed", False
     TRUSTED = "trusted", True
     CORRECTED = "corrected", True
+    MARGINALS = "marginals", True
     NOT_TRUSTED = "not-trusted", False
 
     # Of a file that has no code, or one that this version does not know.

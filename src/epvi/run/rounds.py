@@ -19,7 +19,8 @@ from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.refine.refine import WORTH, advance, confirmed, finished, length
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
-from epvi.hub.trust.reasons import Verdict
+from epvi.hub.trust.reasons import Reason, Verdict
+from epvi.hub.trust.verdict import draws_that_tell
 from epvi.run.scoring import Scoring
 from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
@@ -37,6 +38,9 @@ _FEW_DRAWS = 256
 # subposteriors than this, and after a step of a larger KL divergence than this (in nats). Judgement: the next step is
 # about ten times smaller. A wrong guess costs a round with few draws, or one with more than needed.
 _MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 64, 0.01, 0.25
+# Where more draws can show that means and sds of many parameters are right, up to so many times as many are scored in
+# the end, of so many numbers at most. Judgement: as much work as a few rounds, and 256 MB.
+_MOST_TIMES, _MOST_NUMBERS = 8, 2**25
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +93,17 @@ class Rounds:
             return posterior.space.dim > _MANY_PARAMETERS or float(np.sum(np.maximum(gaps, 0.0))) > _FAR_FITS
         return step.before is not None and length(step.before.gaussians, posterior.mixture) > _LARGE_STEP
 
+    def telling(self, posterior: Posterior, answered: Answered) -> "Rounds | None":
+        """The same with as many draws as can show that means and sds are right; None if that is no question."""
+        certificate = posterior.certificate
+        if not self.contented or certificate is None or certificate.reasons != (Reason.UNEVEN_WEIGHTS,):
+            return None
+        count = draws_that_tell(posterior, answered)
+        most = min(_MOST_TIMES * self.scoring.num_draws, _MOST_NUMBERS // posterior.space.dim)
+        if count is None or not self.scoring.num_draws < count <= most:
+            return None
+        return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=count))
+
     @property
     def any(self) -> bool:
         """Whether shards score draws at all."""
@@ -104,19 +119,26 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     if not rounds.any:
         return posterior
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
-    best = _refined(posterior, ask, rounds, seed, hasty=True)
+    best, answered = _refined(posterior, ask, rounds, seed, hasty=True)
     if best.certificate is not None and best.certificate.num_draws < rounds.scoring.num_draws:
         taken = 0 if best.step is None else best.step.rounds
         rest = dataclasses.replace(rounds, refine=max(rounds.refine - taken, 0))
-        best = _refined(best, ask, rest, seed, hasty=False)
+        best, answered = _refined(best, ask, rest, seed, hasty=False)
+    more = rounds.telling(best, answered)
+    if more is not None:
+        best, _, certificate = _asked(best, ask, more, seed)
+        best = best.with_certificate(certificate)
     best = finished(best) if rounds.contented else best
     return best if rounds.certify else dataclasses.replace(best, certificate=None)
 
 
-def _refined(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array, *, hasty: bool) -> Posterior:
-    """The posterior after all its rounds; with `hasty`, few draws are scored in those that are not expected to end it.
+def _refined(
+    posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array, *, hasty: bool
+) -> tuple[Posterior, Answered]:
+    """The posterior after all its rounds, and what the shards said of it.
 
-    Its certificate has few draws if it was the last one nevertheless.
+    With `hasty`, few draws are scored in rounds that are not expected to be the last. Its certificate has few draws if
+    one of them was the last nevertheless.
     """
 
     def asked(posterior: Posterior) -> tuple[Posterior, Answered, Certificate]:
@@ -127,7 +149,7 @@ def _refined(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array, *,
         return posterior, answered, certificate
 
     posterior, answered, certificate = asked(posterior)
-    first = posterior.with_certificate(certificate)
+    first, begun = posterior.with_certificate(certificate), answered
     for _ in range(rounds.refine):
         if answered.moments is None or (rounds.contented and certificate.verdict == Verdict.TRUST):
             break
@@ -137,7 +159,8 @@ def _refined(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array, *,
         posterior, answered, certificate = asked(posterior)
     # Without a certificate its last step is not confirmed yet.
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
-    return _better(posterior, first)
+    best = _better(posterior, first)
+    return best, answered if best is posterior else begun
 
 
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:

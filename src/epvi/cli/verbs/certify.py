@@ -62,8 +62,8 @@ def certify(
 
     First write draws and send them to the sites, which score them with their rows (epvi score); then name the files of
     SCORES that they sent back. No rows and no model code are needed. The verdict is "trust", "trust with corrected
-    weights" or "do not trust", and says why. "Do not trust" is an answer, no error: the exit code is 0, or 3 with
-    --strict.
+    weights", with many parameters also "trust means and sds", or "do not trust", and says why. "Do not trust" is an
+    answer, no error: the exit code is 0, or 3 with --strict.
 
     \b
     Examples:

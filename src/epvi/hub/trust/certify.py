@@ -31,7 +31,7 @@ class Certificate:
     """The result of importance sampling with a posterior as (most of) the proposal.
 
     Attributes:
-        verdict: "trust", "trust with corrected weights" or "do not trust".
+        verdict: "trust", "trust with corrected weights", "trust means and sds" or "do not trust".
         text: the verdict with its reasons, and what to do.
         corrects: whether the importance weights are even enough to correct summaries and draws.
         ess: effective sample size of the weights.
@@ -71,10 +71,14 @@ class Certificate:
     def __str__(self) -> str:
         evidence = "" if self.log_evidence is None else f"; log evidence {_told(self.log_evidence)}"
         low, high = self.sd_ratios
+        moved = (
+            f"; corrected means move by {self.mean_shift:.2f} sds at most, sds by factors from {low:.2f} to {high:.2f}"
+            if self.verdict != Verdict.MARGINALS
+            else ""
+        )
         return (
             f"{self.text[0].upper()}{self.text[1:]}\n{self.ess:,.0f} of {self.num_draws:,} draws count, Pareto k̂"
-            f" {self.k_hat:.2f}; corrected means move by {self.mean_shift:.2f} sds at most, sds by factors from"
-            f" {low:.2f} to {high:.2f}; ELBO {_told(self.elbo)}{evidence}."
+            f" {self.k_hat:.2f}{moved}; ELBO {_told(self.elbo)}{evidence}."
         )
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ class Verdict(enum.StrEnum):
 
     TRUST = "trust"
     CORRECTED = "trust with corrected weights"
+    MARGINALS = "trust means and sds"
     NOT = "do not trust"
 
     @property
@@ -27,6 +28,7 @@ class Verdict(enum.StrEnum):
 _STATUS_CODES = {
     Verdict.TRUST: StatusCode.TRUSTED,
     Verdict.CORRECTED: StatusCode.CORRECTED,
+    Verdict.MARGINALS: StatusCode.MARGINALS,
     Verdict.NOT: StatusCode.NOT_TRUSTED,
 }
 

@@ -1,0 +1,215 @@
+"""What is said of single parameters where joint weights cannot judge: formulas against loops, and verdicts."""
+
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import epvi
+from epvi.hub.trust.cumulants import Marginals, marginals_of
+from epvi.hub.trust.importance import weigh
+from epvi.hub.trust.propose import Proposal
+from epvi.hub.trust.reasons import Verdict
+from epvi.hub.trust.score_test import Agreement
+from epvi.hub.trust.verdict import draws_that_tell, judge
+
+D, S = 150, 4096
+# Posteriors and answers are stand-ins with only what a verdict reads.
+pytestmark = pytest.mark.usefixtures("untyped")
+
+
+def proposal_of(q, count, inflated=0, seed=0):
+    rng = np.random.default_rng(seed)
+    mean, root = np.asarray(q.mean()), np.linalg.cholesky(np.asarray(q.covariance()))
+    theta = mean + rng.standard_normal((count + inflated, q.dim)) @ root.T
+    theta[count:] = mean + 1.02 * (theta[count:] - mean)
+    log_q = np.asarray(q.log_density(theta))
+    return Proposal(theta, count, log_q, log_q, q, 1)
+
+
+def standard(d=D, structure=epvi.Full):
+    covariances = np.eye(d)[None] if structure is epvi.Full else np.ones((1, d))
+    return epvi.GaussianMixture.from_covariances(np.zeros((1, d)), covariances)
+
+
+def judged(log_ratio, q=None, count=S, moments=True, skip=0):
+    """The verdict on q where the log ratio log p − log q is this function of the draws."""
+    q = standard() if q is None else q
+    proposal = proposal_of(q, count, seed=skip)
+    log_p = proposal.log_q + log_ratio(proposal.theta)
+    answered = SimpleNamespace(
+        proposal=proposal, log_p=log_p, doubt=np.zeros(count), moments=object() if moments else None, scores=()
+    )
+    made_of = SimpleNamespace(flat_prior=False)
+    fit = SimpleNamespace(prior=Fraction(1), shard=1, num_shards=1, is_stand_in=False, made_of=made_of)
+    posterior = SimpleNamespace(mixture=q, fits=[fit])
+    made = judge(posterior, answered, weigh(proposal, log_p, q), Agreement((1.0,), []), False, True)
+    return made, draws_that_tell(posterior, answered)
+
+
+def coupled(size):
+    """A log ratio of many weak couplings of three parameters each, with variance `size`."""
+
+    def log_ratio(theta):
+        terms = theta * np.roll(theta, 1, axis=1) * np.roll(theta, 2, axis=1)
+        return np.sqrt(size / theta.shape[1]) * np.sum(terms, axis=1)
+
+    return log_ratio
+
+
+def test_the_estimates_are_the_cumulants_written_as_loops():
+    rng = np.random.default_rng(1)
+    factor = rng.normal(size=(3, 3))
+    q = epvi.GaussianMixture.from_covariances(rng.normal(size=(1, 3)), (factor @ factor.T + np.eye(3))[None])
+    proposal = proposal_of(q, 40, inflated=5)
+    log_p = proposal.log_q + 0.3 * rng.normal(size=45)
+    found = marginals_of(proposal, log_p, q)
+    sd = np.sqrt(np.diag(q.covariance()))
+    ratio = [log_p[s] - proposal.log_q[s] for s in range(40)]
+    for i in range(3):
+        z = [(proposal.theta[s, i] - float(q.mean()[i])) / sd[i] for s in range(40)]
+        hermite = [z, [(x**2 - 1) / 2**0.5 for x in z], [(x**3 - 3 * x) / 6**0.5 for x in z]]
+        hermite.append([(x**4 - 6 * x**2 + 3) / 24**0.5 for x in z])
+        r = np.array(ratio) - np.mean(ratio)
+        for h, total, error, first, first_error in (
+            (hermite[0], found.shift[i], found.shift_error[i], found.shape[0, i], found.shape_error[0, i]),
+            (
+                hermite[1],
+                found.change[i] * 2**0.5,
+                found.change_error[i] * 2**0.5,
+                found.shape[1, i],
+                found.shape_error[1, i],
+            ),
+        ):
+            centred = np.array(h) - np.mean(h)
+            plain = np.mean(centred * r) + 0.5 * np.mean(centred * r * r)
+            assert total == pytest.approx(plain, abs=1e-13)
+            assert first == pytest.approx(np.mean(centred * r), abs=1e-13)
+            both = centred * (r + 0.5 * (r**2 - np.mean(r**2)))
+            assert error == pytest.approx(np.std(both, ddof=1) / np.sqrt(40), rel=1e-9)
+            assert first_error == pytest.approx(np.std(centred * r, ddof=1) / np.sqrt(40), rel=1e-9)
+        for k in (2, 3):
+            centred = np.array(hermite[k]) - np.mean(hermite[k])
+            assert found.shape[k, i] == pytest.approx(np.mean(centred * r), abs=1e-13)
+    assert found.num_draws == 40
+
+
+def test_the_series_finds_shifted_means_and_other_sds():
+    # log p is that of independent N(δ, s²): the neglected terms are of the third order in δ and s − 1.
+    shift, scale = np.array([0.05, -0.03, 0.0, 0.1]), np.array([1.0, 1.04, 0.95, 1.02])
+    q = standard(4)
+    proposal = proposal_of(q, 200_000)
+    log_p = np.sum(-0.5 * ((proposal.theta - shift) / scale) ** 2 - np.log(scale), axis=1)
+    found = marginals_of(proposal, log_p, q)
+    assert np.all(np.abs(found.shift - shift) < 5 * found.shift_error + 0.003)
+    exact = 0.5 * (scale**2 + shift**2 - 1)
+    assert np.all(np.abs(found.change - exact) < 5 * found.change_error + 0.003)
+
+
+def test_limits_and_numbers_of_draws_follow_from_the_noise():
+    rng = np.random.default_rng(2)
+    error = np.full(1000, 0.2)
+    found = Marginals(
+        shift=0.2 * rng.standard_normal(1000),
+        shift_error=error,
+        change=0.05 + 0 * error,
+        change_error=0.01 + 0 * error,
+        shape=np.zeros((4, 1000)),
+        shape_error=np.ones((4, 1000)),
+        num_draws=1000,
+        skewness=0.0,
+        excess=0.0,
+    )
+    shift, change = found.typical()
+    # Noise alone: a mean of squares of 1,000 has a standard error of 0.04 √(2/1000).
+    assert shift < np.sqrt(5 * 0.04 * np.sqrt(2 / 1000))
+    assert change == pytest.approx(0.05, rel=0.05)
+    assert found.draws_for(0.01) == np.inf
+    assert 0.5 < found.draws_for(0.1) / (1000 * 2 * 0.04 * np.sqrt(2 / 1000) / 0.01) < 3
+    assert found.unlike(0.1) == 0
+    found.shape[2, 7] = 6.2
+    found.shift[9] = 1.4
+    assert found.unlike(0.1) == 2
+
+
+def test_means_and_sds_are_trusted_where_weights_are_uneven_by_dimension_alone():
+    made, enough = judged(coupled(4.0), count=4 * S)
+    assert made.verdict is Verdict.MARGINALS
+    assert made.verdict.status_code.ok
+    assert not made.corrects
+    assert not made.faults
+    assert "joint weights cannot judge 150 parameters" in made.text
+    assert enough <= 4 * S
+
+
+def test_too_few_draws_say_how_many_would_tell():
+    made, enough = judged(coupled(6.0), count=512)
+    assert made.verdict is Verdict.NOT
+    assert f"which {enough:,} draws would tell better" in made.text
+    assert judged(coupled(6.0), count=enough, skip=1)[0].verdict is Verdict.MARGINALS
+
+
+def one_is_skewed(theta):
+    return coupled(4.0)(theta) + 0.8 * (theta[:, 7] ** 3 - 3 * theta[:, 7]) / 6**0.5 - 0.05 * theta[:, 7] ** 4
+
+
+def funnel(theta):
+    # Effects whose scale is the exponential of the first parameter.
+    rest, log_scale = theta[:, 1:60], 0.3 * theta[:, 0]
+    inner = 0.5 * np.sum(rest**2 * (1 - np.exp(-2 * log_scale[:, None])), axis=1) - rest.shape[1] * log_scale
+    return coupled(2.0)(theta) + inner
+
+
+def all_sds_are_off(theta):
+    return coupled(2.0)(theta) + 0.12 * np.sum(theta**2, axis=1)
+
+
+def all_means_are_off(theta):
+    return coupled(2.0)(theta) + 0.2 * np.sum(theta, axis=1)
+
+
+def heavy(theta):
+    return coupled(2.0)(theta) + np.sum(theta[:, :20] ** 2, axis=1) ** 2 / 150
+
+
+@pytest.mark.parametrize("log_ratio", [one_is_skewed, funnel, all_sds_are_off, all_means_are_off, heavy])
+def test_what_is_wrong_about_parameters_is_not_trusted(log_ratio):
+    for seed in range(3):
+        assert judged(log_ratio, count=4 * S, skip=seed)[0].verdict is Verdict.NOT
+
+
+def test_without_curvature_between_parameters_or_with_few_of_them_nothing_is_said_of_marginals():
+    diagonal, _ = judged(coupled(4.0), q=standard(structure=epvi.Diagonal), count=4 * S)
+    unasked, enough = judged(coupled(4.0), count=4 * S, moments=False)
+    few, _ = judged(coupled(6.0), q=standard(20), count=4 * S)
+    for made in (diagonal, unasked, few):
+        assert made.verdict is Verdict.NOT
+        assert "too uneven to correct it" in made.text
+    assert enough is None
+
+
+def test_impossible_draws_give_no_estimates():
+    proposal = proposal_of(standard(3), 20)
+    assert marginals_of(proposal, np.where(np.arange(20) == 3, -np.inf, proposal.log_q), standard(3)) is None
+    assert marginals_of(proposal, proposal.log_q + 1, standard(3)) is None
+
+
+def many(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+@pytest.mark.slow
+def test_a_fit_of_many_parameters_with_few_rows_for_each_ends_in_trusted_means_and_sds(tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((480, 160))
+    y = (rng.uniform(size=480) < 1 / (1 + np.exp(-x @ rng.standard_normal(160) / 160**0.5))).astype(int)
+    posterior = epvi.fit(epvi.Model(many), {"x": x, "y": y}, 2, executor=1, seed=0)
+    assert posterior.certificate.verdict in (Verdict.MARGINALS, Verdict.CORRECTED)
+    again = epvi.load(posterior.save(tmp_path / "posterior.epvi"))
+    assert again.certificate.verdict is posterior.certificate.verdict
+    assert again.status.ok
