@@ -64,3 +64,12 @@ def test_fits_that_are_close_to_their_subposteriors_are_scored_with_all_draws_at
     monkeypatch.setattr(module, "_FAR_FITS", np.inf)
     epvi.fit(logistic, rows, shards=2, seed=1)
     assert asked[0] == 2048
+
+
+def test_the_next_step_of_newtons_method_is_of_the_expected_size():
+    """Of −n(exp(u) − u) in one dimension: third derivative −n, curvature n at the mode 0."""
+    n, start = 400.0, 0.06
+    moved = start - (np.exp(start) - 1) / np.exp(start)
+    taken, following = 0.5 * n * (start - moved) ** 2, 0.5 * n * moved**2
+    # Laplace's approximation of the evidence lacks (5/24) s² − (1/8) s₄ = 5/(24 n) − 1/(8 n) nats.
+    np.testing.assert_allclose(module.next_step(taken, 5 / 24 / n, 1), following, rtol=0.2)

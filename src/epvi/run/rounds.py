@@ -34,10 +34,10 @@ _WELL, _LITTLE = 0.5, 0.01
 # Where another step is likely to follow, so many draws are scored instead of all: they only have to show whether a step
 # is an improvement. Judgement.
 _FEW_DRAWS = 256
-# Another step is likely above this many parameters, where the fits of shards are in all further from their
-# subposteriors than this, and after a step of a larger KL divergence than this (in nats). Judgement: the next step is
-# about ten times smaller. A wrong guess costs a round with few draws, or one with more than needed.
-_MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 64, 0.01, 0.25
+# Another step is likely after the product of the fits above this many parameters, and where the fits are in all further
+# from their subposteriors than this (in nats); and after a step if the next one is expected to have a larger KL
+# divergence than this. Judgement: a wrong guess costs a round with few draws, or one with more than needed.
+_MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 64, 0.01, 0.005
 # Where more draws can show that means and sds of many parameters are right, up to so many times as many are scored in
 # the end, of so many numbers at most. Judgement: as much work as a few rounds, and 256 MB.
 _MOST_TIMES, _MOST_NUMBERS = 8, 2**25
@@ -88,10 +88,13 @@ class Rounds:
         if not (self.contented and self.refine):
             return False
         step = posterior.step
+        gaps = float(np.sum(np.maximum([fit.gap for fit in posterior.fits], 0.0)))
         if step is None:
-            gaps = np.array([fit.gap for fit in posterior.fits])
-            return posterior.space.dim > _MANY_PARAMETERS or float(np.sum(np.maximum(gaps, 0.0))) > _FAR_FITS
-        return step.before is not None and length(step.before.gaussians, posterior.mixture) > _LARGE_STEP
+            return posterior.space.dim > _MANY_PARAMETERS or gaps > _FAR_FITS
+        if step.before is None:
+            return False
+        taken = length(step.before.gaussians, posterior.mixture)
+        return next_step(taken, gaps / len(posterior.fits) ** 2, posterior.space.dim) > _LARGE_STEP
 
     def telling(self, posterior: Posterior, answered: Answered) -> "Rounds | None":
         """The same with as many draws as can show that means and sds are right; None if that is no question."""
@@ -110,6 +113,16 @@ class Rounds:
         return self.certify or self.refine > 0
 
 
+def next_step(taken: float, gap: float, dim: int) -> float:
+    """The KL divergence of the step that follows one of a KL divergence of `taken` nats, roughly.
+
+    After a Newton step that moved a mean by e sds, ½ s e² are left, with s the third derivative of the log density in
+    units of the sd, so that κ = ½ e² nats are followed by ½ s² κ². In d directions the gap of one Gaussian is about
+    (5/24) s² d. It falls as 1/n with the number of rows: that of the posterior is the sum over M shards divided by M².
+    """
+    return 0.5 * (24 / 5) * gap / dim * taken**2
+
+
 # A function that sends a request to all shards and returns their scores.
 Ask = Callable[[Draws, Scoring], list[Scores]]
 
@@ -126,7 +139,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
         best, answered = _refined(best, ask, rest, seed, hasty=False)
     more = rounds.telling(best, answered)
     if more is not None:
-        best, _, certificate = _asked(best, ask, more, seed)
+        best, _, certificate = _asked(dataclasses.replace(best, certificate=None), ask, more, seed)
         best = best.with_certificate(certificate)
     best = finished(best) if rounds.contented else best
     return best if rounds.certify else dataclasses.replace(best, certificate=None)
