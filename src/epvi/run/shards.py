@@ -86,7 +86,9 @@ class RunningShards:
 
         irregular: set[int] = set()
 
-        def keep(group: Group, made: ShardFit | list[ShardFit | None]) -> list[Group]:
+        def keep(group: Group, made: ShardFit | list[ShardFit | None] | None) -> list[Group]:
+            if made is None:
+                return [(part,) for part in group]
             found = made if isinstance(made, list) else [made]
             for part, fit in zip(group, found, strict=True):
                 if fit is None:

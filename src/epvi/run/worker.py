@@ -77,8 +77,11 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
         return fit_columns(programs, columns, part, job.plan, report, tried=tried)
 
 
-def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> list[ShardFit | None]:
-    """Fit several shards together, whose rows lie one after the other; None for each that `run_shard` is to fit."""
+def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> list[ShardFit | None] | None:
+    """Fit several shards together, whose rows lie one after the other; None for each that `run_shard` is to fit.
+
+    None for all if their rows are refused: each shard alone then says which of them has such rows.
+    """
     if job.keeps:
         _keep_all(job, parts, rows)
     columns, sizes = _joined(rows)
@@ -87,8 +90,7 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
         try:
             Subposterior.of(programs, columns, parts[0].prior, job.plan.rows_per_block).refuse_outside()
         except EpviError:
-            # Each shard alone then says which of them has such rows.
-            return [None] * len(parts)
+            return None
         return fit_regular(programs, columns, parts, sizes, job.plan, _Passes(job.passes, parts))
 
 

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from epvi.ground.compiled import compiled
@@ -89,7 +90,8 @@ class FitPlan:
 
     def keys(self, parts: Sequence[Part]) -> tuple[jax.Array, jax.Array]:
         """The random key that all shards share, and those of some shards."""
-        return _keys(self.key, np.array([part.shard for part in parts], np.uint32))
+        key = jax.random.wrap_key_data(jnp.asarray(self.key))
+        return _keys(key, np.array([part.shard for part in parts], np.uint32))
 
     def provenance(self) -> Provenance:
         """The provenance of a fit by this plan, without the hash of its rows."""
@@ -98,8 +100,7 @@ class FitPlan:
 
 
 @compiled
-def _keys(words: Any, shards: Any) -> tuple[jax.Array, jax.Array]:
-    key = jax.random.wrap_key_data(words)
+def _keys(key: Any, shards: Any) -> tuple[jax.Array, jax.Array]:
     return jax.random.fold_in(key, SeedStream.COMMON), jax.vmap(jax.random.fold_in, (None, 0))(key, shards)
 
 
