@@ -30,8 +30,9 @@ _WINDOW = 2**12
 # Points at which values are computed in one call. Judgement: it bounds the memory.
 _VALUES_AT_ONCE = 64
 # Points near a centre at which the influence of each row is computed. Judgement: a row's remainder differs in size from
-# point to point, and probabilities need it up to a factor only.
-PILOTS = 4
+# point to point, and probabilities need it up to a factor only; with half as many, all rows of a rare category are now
+# and then taken for unimportant, because the points happen to lie close to the centre in its direction.
+PILOTS = 8
 # Number of subsamples ("parts"), whose spread gives the standard error of the remainder. Judgement.
 PARTS = 8
 # Rows of a subsample of a fit. Judgement: 8 of them are 4,096 rows, whose pass is short.
@@ -45,9 +46,9 @@ _ROWS_PER_PARAMETER = 16
 # Least number of rows of a "tall" shard, whose fit uses expansions: 8 times the rows of the subsamples, 32,768. Below,
 # a pass over all rows costs about as much. Judgement.
 TALL = 8 * PARTS * ROWS_PER_PART
-# Where the standard error is too large, subsamples are enlarged by this factor, which halves it, until they have more
-# than a third of the rows: then all rows are taken. Judgement.
-_MORE, _SPARED = 4, 3
+# Where the standard error is too large, subsamples are enlarged by this factor, until they have more than a third of
+# the rows: then all rows are taken. Judgement.
+_MORE, _SPARED = 2, 3
 # The same for a target whose rows are bundles of groups, in bundles: at least one in each part, enlarged by a factor of
 # two up to half of all bundles. Judgement: there may be only a few dozen of them.
 _LEAST_BUNDLES_PER_PART, _MORE_BUNDLES, _SPARED_BUNDLES = 1, 2, 2

@@ -20,6 +20,10 @@ from epvi.site.fit.newton import Climbed, Enough, Newton, Tolerances, climb, new
 # Most Newton steps from a start: a shard that needs more is fitted alone. Judgement: a log-concave density takes about
 # ten, and others often take twice as many.
 _MOST_STEPS = 30
+# Ends of climbs through concave regions only are the same mode if they are closer than this, in standard deviations.
+# Judgement: a concave function has one maximum, about which climbs differ where it is flat: for the coefficient of a
+# rare category on a subsample that has one row of it.
+_SAME_PEAK = 2.0
 # Least part of the climbs that have to end at the mode where the density is not concave everywhere; the others have
 # ended nowhere, in flat tails. Judgement.
 _LEAST_PART = 0.5
@@ -44,6 +48,8 @@ class _Way(NamedTuple):
     num_distant: int
     # Least part of the climbs that have to end at the mode; none may end elsewhere.
     least_part: float
+    # Ends that are closer than this, in standard deviations, are the same mode.
+    closer: float
     # Whether climbs may go through regions in which the density is not concave.
     anywhere: bool
 
@@ -72,10 +78,10 @@ class OneModeSearch:
 
     def run(self, own: Int[np.ndarray, " b"]) -> Searched:
         """The ends of the climbs of some shards, which are in increasing order."""
-        made = self._searched(own, _Way(self.few, _DISTANT, 1.0, anywhere=False))
+        made = self._searched(own, _Way(self.few, _DISTANT, 1.0, _SAME_PEAK, anywhere=False))
         rest = np.flatnonzero(~made.fine)
         if len(rest):
-            anywhere = _Way(len(self.starts), _MORE_DISTANT, _LEAST_PART, anywhere=True)
+            anywhere = _Way(len(self.starts), _MORE_DISTANT, _LEAST_PART, SAME_MODE, anywhere=True)
             more = self._searched(own[rest], anywhere)
             for whole, part in zip((*made.found, *made[1:]), (*more.found, *more[1:]), strict=True):
                 whole[rest] = part
@@ -111,7 +117,7 @@ class OneModeSearch:
         def met(points: np.ndarray, hessian: np.ndarray, newton: Newton) -> np.ndarray:
             """Which climbs need not go on, because they meet the first one; that one always goes on."""
             first = np.arange(0, len(points), k)
-            return _meets(points, hessian, newton, first) & (np.arange(len(points)) % k > 0)
+            return _meets(points, hessian, newton, first, way.closer) & (np.arange(len(points)) % k > 0)
 
         found = climbed(sub, np.repeat(own, k), starts.reshape(-1, d), self.precision, _MOST_STEPS, met)
         newton = newton_steps(found.gradient, found.hessian, self.precision.floor)
@@ -121,7 +127,7 @@ class OneModeSearch:
         # Those that only met the first one have not arrived.
         arrived = ended & (newton.decrement <= self.precision.tolerance)
         best = np.argmax(np.where(arrived, found.value, -np.inf).reshape(-1, k), axis=1) + np.arange(0, len(ended), k)
-        same = ended & _meets(found.points, found.hessian, newton, best)
+        same = ended & _meets(found.points, found.hessian, newton, best, way.closer)
         elsewhere = np.any((found.converged & ~same).reshape(-1, k), axis=1)
         fine = arrived[best] & (np.mean(same.reshape(-1, k), axis=1) >= way.least_part) & ~elsewhere
         one = Climbed(*(part[best] for part in found))
@@ -129,7 +135,11 @@ class OneModeSearch:
 
 
 def _meets(
-    points: Float[np.ndarray, "P d"], hessian: Float[np.ndarray, "P d d"], newton: Newton, one: Int[np.ndarray, " b"]
+    points: Float[np.ndarray, "P d"],
+    hessian: Float[np.ndarray, "P d d"],
+    newton: Newton,
+    one: Int[np.ndarray, " b"],
+    closer: float,
 ) -> Bool[np.ndarray, " P"]:
     """Which climbs are near a mode that is the same as that of climb `one` of their shard, by the curvature at both.
 
@@ -142,7 +152,7 @@ def _meets(
         away = ends.reshape(-1, k, d) - ends[one][:, None]
         there = -np.einsum("bki,bij,bkj->bk", away, hessian[one], away)
         here = -np.einsum("bki,bkij,bkj->bk", away, hessian.reshape(-1, k, d, d), away)
-        same = (there < SAME_MODE**2) & (here < SAME_MODE**2)
+        same = (there < closer**2) & (here < closer**2)
         return (near.reshape(-1, k) & near[one][:, None] & same).ravel()
 
 
