@@ -35,6 +35,7 @@ from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
+from epvi.wire.stacked_answers import StackedScores, unstacked
 
 # Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
@@ -119,10 +120,10 @@ class RunningShards:
         answers: dict[int, Scores] = {}
         self.bar.begin(Work.SCORE.doing)
 
-        def keep(group: Group, made: Scores | list[Scores] | NoRows | None) -> list[Group]:
+        def keep(group: Group, made: StackedScores | list[Scores] | Scores | NoRows | None) -> list[Group]:
             if made is None:
                 return [(part,) for part in group]
-            for answer in () if isinstance(made, NoRows) else made if isinstance(made, list) else [made]:
+            for answer in [] if isinstance(made, NoRows) else unstacked(made):
                 answers[answer.shard] = answer
                 logger.debug("%s", answer.account)
             return []

@@ -32,6 +32,7 @@ from epvi.site.tasks.score_together import answer_together
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
+from epvi.wire.stacked_answers import StackedScores, stacked
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -153,7 +154,7 @@ def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, quest
 
 def answer_batch(
     job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows] | None, question: Question
-) -> list[Scores] | NoRows | None:
+) -> StackedScores | list[Scores] | NoRows | None:
     """The scores of several shards, computed together; None if each is to answer alone.
 
     With `rows=None` they are computed from rows that this process has kept.
@@ -173,7 +174,8 @@ def answer_batch(
         programs = programs_of(model_of(job.model), columns)
         points, exact = plan.inference.points_at_once, question.scoring.exact
         asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, share=question.share)
-        return answer_together(programs, columns, sizes, parts, question.draws, asking, known)
+        made = answer_together(programs, columns, sizes, parts, question.draws, asking, known)
+    return None if made is None else stacked(made)
 
 
 # Token of the call for which this process worked last.
