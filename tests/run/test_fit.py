@@ -78,6 +78,7 @@ def plain_logistic(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
+@pytest.mark.slow
 def test_many_shards_agree_on_another_executor_and_after_an_interruption(tmp_path, monkeypatch):
     """They are fitted and scored in batches everywhere, also those that are left of a batch."""
     model, rows = epvi.Model(plain_logistic), simulate_logistic(13_000, 3, condition=10.0, seed=1)[0]

@@ -67,8 +67,12 @@ def target_of(model):
 @pytest.mark.parametrize("near", [False, True])
 @pytest.mark.parametrize(
     "model",
-    [logistic_groups(G), logistic_groups(G, centred=False), crossed, with_noise],
-    ids=lambda one: one.__qualname__,
+    [
+        pytest.param(logistic_groups(G), id="centred"),
+        pytest.param(logistic_groups(G, centred=False), id="not centred", marks=pytest.mark.slow),
+        pytest.param(crossed, id="crossed", marks=pytest.mark.slow),
+        pytest.param(with_noise, id="with noise", marks=pytest.mark.slow),
+    ],
 )
 def test_derivatives_are_those_of_the_likelihood(model, near):
     target, columns = target_of(model)
