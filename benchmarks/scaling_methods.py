@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import scaling_figures
 import scaling_reference
+from loky import cpu_count
 from numpyro.infer import MCMC, NUTS
 from posteriors import Moments, flattened, moments_of_chains
 from scaling_data import CROSSED, PRIOR_SD, Work
@@ -55,7 +56,9 @@ def exactly(names: tuple[str, ...], mean: np.ndarray, sd: np.ndarray) -> Moments
 
 def _epvi(work: Work) -> Callable[[int], Any]:
     model, rows = work.model(), work.rows()
-    return lambda num_shards: epvi.fit(model, rows, num_shards, seed=work.seed, progress=False)
+    # Said, because inside a process that another one started it is one by default.
+    workers = cpu_count()
+    return lambda num_shards: epvi.fit(model, rows, num_shards, executor=workers, seed=work.seed, progress=False)
 
 
 def _epvi_answer(work: Work, posterior: epvi.Posterior) -> Answer:
