@@ -30,14 +30,10 @@ from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator, generators
 
 # By default covariances are full while those of all shards, M·K·d² numbers of 8 bytes, take at most 4 GB (10⁹ bytes)
-# at the hub, the budget of a product (`MAX_GIGABYTES` in hub/product/stack.py), and those of one shard at most 1 GB,
-# because a site holds several such arrays. With K = 4 that is up to 5,590 parameters, and 353 in 1,000 shards.
+# at the hub, the budget of a product (`MAX_GIGABYTES` in hub/product/stack.py), and those of one shard at most 0.5 GB,
+# because a site holds several such arrays. With K = 4 that is up to 3,952 parameters, and 353 in 1,000 shards.
 # Judgement.
-_MOST_GIGABYTES, _MOST_GIGABYTES_OF_SHARD = 4.0, 1.0
-# Where that is too much, shards have at most so many components: up to 7,905 parameters, and 500 in 1,000 shards.
-# Judgement: a correlation that is left out costs more than a mode, of which so many parameters with rows have one; and
-# two starts are compared.
-_FEW_COMPONENTS = 2
+_MOST_GIGABYTES, _MOST_GIGABYTES_OF_SHARD = 4.0, 0.5
 # Up to this many parameters covariances are full by default in any number of shards. Judgement: they take 80 kB each.
 _FULL_UP_TO = 100
 
@@ -49,11 +45,10 @@ class NVI(Inference):
 
     `covariance` is `Spherical()` (as in the paper), `Diagonal()` or `Full()`; by default full up to 100 parameters, and
     above while the covariances of all components of all shards take at most 4 GB (thousands of parameters in a few
-    shards), with at most two components if four took more, and otherwise diagonal. Sweeps stop when the variational
-    bound changes by less than `tolerance` nats. With `merge` (the default) modes are searched for from `num_starts`
-    starts, each gets one Gaussian, and weights are optimised; more components than modes are used only if they raise
-    the ELBO, estimated from `num_draws` draws, by half a nat. Without `merge` all components are kept with equal
-    weights, as in the paper.
+    shards), and otherwise diagonal. Sweeps stop when the variational bound changes by less than `tolerance` nats. With
+    `merge` (the default) modes are searched for from `num_starts` starts, each gets one Gaussian, and weights are
+    optimised; more components than modes are used only if they raise the ELBO, estimated from `num_draws` draws, by
+    half a nat. Without `merge` all components are kept with equal weights, as in the paper.
     """
 
     # Most components of a shard. Judgement: each costs a Hessian in every pass, and most shards need one.
@@ -91,17 +86,12 @@ class NVI(Inference):
         return self.merge and self.num_components > 1 and whole
 
     def settled(self, dim: int, num_shards: int) -> "NVI":
-        """With the covariance structure, and the components, that these numbers of parameters and shards afford."""
+        """With the covariance structure that these numbers of parameters and shards have by default."""
         if self.covariance is not None:
             return self
-        # The paper's method keeps all components that it is given.
-        fewest = min(self.num_components, _FEW_COMPONENTS) if self.merge else self.num_components
-        for count in (self.num_components, fewest):
-            one = 8e-9 * count * dim**2
-            affordable = one <= _MOST_GIGABYTES_OF_SHARD and num_shards * one <= _MOST_GIGABYTES
-            if dim <= _FULL_UP_TO or affordable:
-                return dataclasses.replace(self, num_components=count, covariance=Full())
-        return dataclasses.replace(self, covariance=Diagonal())
+        one = 8e-9 * self.num_components * dim**2
+        affordable = one <= _MOST_GIGABYTES_OF_SHARD and num_shards * one <= _MOST_GIGABYTES
+        return dataclasses.replace(self, covariance=Full() if dim <= _FULL_UP_TO or affordable else Diagonal())
 
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
         """Fit the mixture."""
