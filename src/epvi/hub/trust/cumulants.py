@@ -89,7 +89,8 @@ def marginals_of(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: Gaussian
         z = (proposal.theta[own, some] - mean[some]) / sd[some]
         polynomials = np.stack([z, (z**2 - 1) / 2**0.5, (z**3 - 3 * z) / 6**0.5, (z**4 - 6 * z**2 + 3) / 24**0.5])
         h = polynomials - np.mean(polynomials, axis=1, keepdims=True)
-        parts.append([_mean_of(factors[0], h[0]), _mean_of(factors[0], h[1]), *(_mean_of(factors[1], one) for one in h)])
+        first = [_mean_of(factors[0], one) for one in h[:2]]
+        parts.append([*first, *(_mean_of(factors[1], one) for one in h)])
     estimates, errors = np.moveaxis(np.concatenate([np.array(part) for part in parts], axis=-1), 1, 0)
     # An sd is 1 + ½ E(z² − 1) to first order.
     half = 0.5**0.5
