@@ -113,6 +113,7 @@ def test_what_it_cannot_do_is_refused(normal):
             call()
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_bits(normal):
     rows, posterior = normal
     one = epvi.fit(epvi.Model(normal_groups(G)), rows, 3, executor=1)
@@ -130,6 +131,7 @@ def test_splits_that_divide_groups_are_fitted_jointly(normal):
     assert whole.effects is not None
 
 
+@pytest.mark.slow
 def test_levels_may_have_names_and_groups_any_size():
     rows, _ = rows_of_groups(160, 25, binary=False, seed=4)
     # Half of the rows in one group, many groups with few rows, and a level without any.

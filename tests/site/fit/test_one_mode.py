@@ -67,7 +67,7 @@ UNEQUAL = [int(n) for n in np.geomspace(300, 6000, 70)]
 @pytest.mark.parametrize(
     ("model", "sizes", "settings"),
     [
-        (logistic, UNEQUAL, {}),
+        pytest.param(logistic, UNEQUAL, {}, marks=pytest.mark.slow),
         (logistic, UNEQUAL, {"apart": 0.5}),
         (hierarchical, [1200] * 66, {"counts": True}),
     ],
