@@ -30,7 +30,7 @@ def test_a_dask_worker_killed_while_it_fits_and_again_while_it_scores_changes_no
 ):
     make_deadly(monkeypatch, tmp_path, when)
     posterior = fitted(client.get_executor())
-    assert sorted(os.listdir(tmp_path)) == ["answer_shard-0", "run_shard-0"]
+    assert sorted(os.listdir(tmp_path)) == ["answer_batch-0", "run_shard-0"]
     np.testing.assert_allclose(posterior.mixture.mean(), undisturbed.mixture.mean(), rtol=1e-10)
     np.testing.assert_allclose(posterior.mixture.covariance(), undisturbed.mixture.covariance(), rtol=1e-9)
 
