@@ -55,10 +55,6 @@ class Places:
         return None
 
 
-class _Total:
-    """A sum over all levels, and perhaps of terms that depend on φ only."""
-
-
 class _OtherFormError(Exception):
     """The program is not of the form that is needed."""
 
