@@ -1,14 +1,17 @@
 """Answers by Taylor expansions about the centres, with the remainder estimated on subsamples of the rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from epvi.gaussian.packing import Packing
 from epvi.ground.seeds import SeedStream
 from epvi.site.derivatives.expansion import PARTS, PILOTS, Around, Taylor, expand, taylors
+from epvi.site.derivatives.smooth_remainder import SmoothRemainder, pays, smooth_remainder
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subsamples import Subsamples, by_influence, uniform
 from epvi.site.rows.columns import generator
@@ -17,13 +20,40 @@ from epvi.site.tasks.score_many import MANY, few_pairs
 from epvi.wire.answer import Derivatives, Expected
 from epvi.wire.request import Draws, mapped
 
+T = TypeVar("T", Around, SmoothRemainder)
+
+
+class Estimates(NamedTuple):
+    """Answers without the rows' score vectors; see `Answers`."""
+
+    values: Float[np.ndarray, " S"]
+    errors: Float[np.ndarray, " S"]
+    centres: Derivatives
+    moments: Expected | None
+    # Rows that represent all rows.
+    rows: Subposterior
+
 
 def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers | None:
-    """The answers by Taylor expansions about the centres; None if no size of subsamples is accurate enough."""
-    if not asking.sizes(subposterior.num_rows, draws, subposterior.programs.target.bundle):
+    """The answers by Taylor expansions about the centres; None if they are not accurate enough."""
+    made = estimates(subposterior, draws, shard, asking)
+    if made is None:
+        return None
+    rows = variation(subposterior, draws.centres[0], made.centres.gradient[0], made.rows, draws.form)
+    return checked(Answers(made.values, made.errors, made.centres, rows, made.moments, False))
+
+
+def estimates(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Estimates | None:
+    """The same without the rows' score vectors."""
+    sizes = asking.sizes(subposterior.num_rows, draws, subposterior.programs.target.bundle)
+    is_smooth = draws.form.whole and pays(subposterior, len(draws.theta), sizes[0] if sizes else None)
+    if not sizes and not is_smooth:
         return None
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
     places, wholes = np.stack([place for place, _ in known]), [taylor for _, taylor in known]
+    made = _by_smooth_remainders(subposterior, draws, places, wholes, asking) if is_smooth else None
+    if made is not None or not sizes:
+        return made
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
     key = jax.random.fold_in(key, shard)
     for samples in _subsamples(subposterior, draws, places, key, asking):
@@ -37,16 +67,40 @@ def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: 
         values, errors = _scored(near, draws.theta)
         # The median, because errors at far draws, which have little posterior weight, do not matter.
         if np.median(errors) <= asking.certain:
-            centres = Derivatives(
-                *map(
-                    np.stack,
-                    zip(*(a.whole.moved(c - a.centre) for a, c in zip(near, draws.centres, strict=True)), strict=True),
-                )
-            )
             moments = _expected(near, draws, asking) if len(draws.base) else None
-            rows = variation(subposterior, draws.centres[0], centres.gradient[0], near[0].samples.together, draws.form)
-            return checked(Answers(finite(values), errors, centres, rows, moments, False))
+            return Estimates(finite(values), errors, _moved(near, draws), moments, near[0].samples.together)
     return None
+
+
+def _by_smooth_remainders(
+    subposterior: Subposterior, draws: Draws, places: np.ndarray, wholes: list[Taylor], asking: Asking
+) -> Estimates | None:
+    """The answers by expansions with terms of higher order; None if these are not accurate enough."""
+    near = []
+    for place, whole in zip(places, wholes, strict=True):
+        one = smooth_remainder(subposterior, place, whole, asking.points_at_once, asking.share)
+        if one is None:
+            return None
+        near.append(one)
+    values, errors = _scored(near, draws.theta)
+    if not np.median(errors) <= asking.certain:
+        return None
+    moments = None
+    if len(draws.base):
+        found = [_nearest(near, points).expected(points) for points in draws.points()]
+        moments = Expected(*map(np.stack, zip(*found, strict=True)))
+    return Estimates(finite(values), errors, _moved(near, draws), moments, subposterior)
+
+
+def _moved(near: Sequence[Around | SmoothRemainder], draws: Draws) -> Derivatives:
+    """The derivatives at the centres of the draws, by expansions about points near them."""
+    moved = [one.whole.moved(centre - one.centre) for one, centre in zip(near, draws.centres, strict=True)]
+    return Derivatives(*map(np.stack, zip(*moved, strict=True)))
+
+
+def _nearest(near: Sequence[T], points: np.ndarray) -> T:
+    """The expansion about the centre that is nearest to the points."""
+    return near[int(np.argmin([np.mean(one.whole.distances(points - one.centre)) for one in near]))]
 
 
 def _subsamples(
@@ -75,22 +129,21 @@ def _expansion(
     return known
 
 
-def _scored(near: list[Around], theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scored(near: Sequence[Around | SmoothRemainder], theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Values and standard errors at the draws, each by the expansion about the nearest centre."""
     values, errors = np.empty(len(theta)), np.empty(len(theta))
     nearest = np.argmin([around.whole.distances(theta - around.centre) for around in near], axis=0)
     for i, around in enumerate(near):
         if np.any(nearest == i):
-            values[nearest == i], errors[nearest == i] = around.near(
-                theta[nearest == i], at_once(around.samples.together)
-            )
+            rows = around.rows if isinstance(around, SmoothRemainder) else around.samples.together
+            values[nearest == i], errors[nearest == i] = around.near(theta[nearest == i], at_once(rows))
     return values, np.where(np.isfinite(errors), errors, 1e3)
 
 
 def _expected(near: list[Around], draws: Draws, asking: Asking) -> Expected:
     values, gradients, hessians = [], [], []
     for points in draws.points():
-        nearest = near[int(np.argmin([np.mean(around.whole.distances(points - around.centre)) for around in near]))]
+        nearest = _nearest(near, points)
         few = few_pairs(points) if draws.form.whole and points.shape[1] > MANY else None
         value, gradient, hessian = nearest.expected(points, asking.points_at_once, few)
         values.append(value)

@@ -28,7 +28,7 @@ from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.answers import Answers, Asking, checked, finite, scores_of
-from epvi.site.tasks.answers_expanded import by_expansions
+from epvi.site.tasks.answers_expanded import Estimates, estimates
 from epvi.site.tasks.score import answers_of_many
 from epvi.site.tasks.score_many import MANY, ManyParameters, near_enough, products, sampling_pays, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
@@ -65,7 +65,8 @@ def answer_together(
     each = Subposteriors(programs, columns, windows, shares, np.ones(len(parts)))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         answers = None
-        tries = not asking.exact and bool(asking.sizes(num_rows, draws, programs.target.bundle))
+        bundle = programs.target.bundle
+        tries = not asking.exact and (bundle > 1 or bool(asking.sizes(num_rows, draws, bundle)))
         if tries and sampling_pays(each, draws, parts[0].shard, asking.certain):
             prior = sum((part.prior for part in parts), Fraction(0))
             batch = Subposterior.of(programs, columns, prior, asking.rows_per_block)
@@ -95,7 +96,7 @@ def _estimated(
     """The answers by Taylor expansions; None if no size of subsamples is accurate enough."""
     own = [known.about(each, centre) for centre in draws.centres]
     memory = ExpansionCache(known=[(one.centre[0], summed(one)) for one in own])
-    made = by_expansions(batch, draws, shards[0], dataclasses.replace(asking, memory=memory))
+    made = estimates(batch, draws, shards[0], dataclasses.replace(asking, memory=memory))
     if made is None:
         return None
     spread = products(each, draws, shards) if each.dim > MANY else known.spread(each, own[0])
@@ -161,7 +162,7 @@ def _variation(each: Subposteriors, at: Taylors, products: Float[np.ndarray, "B 
 
 
 def _allotted(
-    own: list[Taylors], made: Answers, draws: Draws, shares: Float[np.ndarray, " B"], rows: list[Variation]
+    own: list[Taylors], made: Estimates, draws: Draws, shares: Float[np.ndarray, " B"], rows: list[Variation]
 ) -> list[Answers]:
     """The answers of each shard: its own expansions, and its share of what they leave over in the whole batch."""
     whole = [summed(one) for one in own]
@@ -180,7 +181,7 @@ def _allotted(
             Derivatives(*(array[m] for array in stacked)),
             rows[m],
             None if moments is None else moments[m],
-            made.exact,
+            False,
         )
         for m in range(len(shares))
     ]

@@ -1,0 +1,140 @@
+"""Approximates log p_m near a point by its Taylor expansion and a smooth remainder, with the error measured at draws.
+
+Takes a subposterior whose rows are bundles of groups. There a value costs as much as it costs to integrate over the
+effects of all groups, and the sum over groups is a smooth function of few parameters: 2d + 1 Hessians near the point
+give its terms of third and fourth order (`fourth_order.py`), in float32 if that is enough. The log likelihood itself is
+computed at a few of the draws; by how much it differs there says how large the error is at all of them.
+"""
+
+import dataclasses
+import math
+
+import numpy as np
+from jaxtyping import Float
+
+from epvi.gaussian.matrices import positive_definite
+from epvi.gaussian.structures import WHOLE
+from epvi.site.derivatives.expansion import PARTS, Near, Taylor
+from epvi.site.derivatives.fourth_order import FourthOrder, from_hessians, places
+from epvi.site.derivatives.order import Order
+from epvi.site.derivatives.subposterior import Subposterior
+
+# Most parameters. Judgement: of 16 parameters, 33 Hessians with 136 entries are computed.
+_MOST_PARAMETERS = 16
+# Draws at which the error is measured: besides the point itself, as many as make whole batches. Judgement: the root
+# mean square of 15 errors is known to a fifth.
+_MEASURED, _BATCH = 15, 4
+# Points at which the prior is evaluated in one call. Judgement: it bounds the memory.
+_PRIOR_AT_ONCE = 1024
+# Draws of a last round, unless said: rounds with fewer draws are followed by one with so many, for which what was
+# computed for them serves too.
+_USUAL_DRAWS = 2**11
+# The cost of choosing subsamples by influence, in values of all rows. Judgement: 8 points, with two derivatives each.
+_OF_CHOICE = 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SmoothRemainder:
+    """The expansion about one point c, of all rows, and the terms of higher order."""
+
+    # c.
+    centre: Float[np.ndarray, " d"]
+    # The Taylor expansion of log p_m, with its share of the prior.
+    whole: Taylor
+    # The rows, prepared for integrals near c.
+    rows: Subposterior
+    # The terms of third and fourth order of the log likelihood, in coordinates u.
+    higher: FourthOrder
+    # The part of all shards' rows that these are.
+    share: float
+
+    def near(self, theta: Float[np.ndarray, "S d"], batch: int) -> Near:
+        """Estimated values at points near the centre.
+
+        The error is one of the expansion, which grows like the fourth power of the distance, and is taken to have the
+        same sign in all shards: standard errors are such that those of the sum over shards are the sum of errors.
+        """
+        u = self._whitened(theta)
+        distances = np.sqrt(np.sum(u**2, axis=1))
+        values = self._approximate(theta, u)
+        chosen = np.argsort(distances, kind="stable")[
+            np.round(np.linspace(0, len(theta) - 1, min(_MEASURED, len(theta)))).astype(int)
+        ]
+        found = self.rows.value(np.concatenate([self.centre[None], theta[chosen]]), _BATCH)
+        exact = self.whole.value + found[1:] - found[0]
+        growth = (distances / np.median(distances)) ** 2
+        growth = (1 + growth) ** 2 / 4
+        scale = np.sqrt(np.mean(((exact - values[chosen]) / growth[chosen]) ** 2))
+        values[chosen] = exact
+        return Near(values, scale * growth / math.sqrt(self.share))
+
+    def expected(self, theta: Float[np.ndarray, "R d"]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Values at points near the centre, and gradient and Hessian averaged over them."""
+        delta, prior, at = theta - self.centre, self._prior, self._prior.curve(theta, WHOLE)
+        own = _taylor(prior, self.centre)
+        assert at.hessian is not None
+        slope, bend = self.higher.averages(self._whitened(theta))
+        to_u = np.linalg.cholesky(-self.whole.hessian)
+        rest = self.whole.hessian - own.hessian
+        gradient = self.whole.gradient - own.gradient + rest @ np.mean(delta, axis=0) + to_u @ slope
+        hessian = rest + to_u @ bend @ to_u.T
+        values = self._approximate(theta, self._whitened(theta))
+        return values, gradient + np.mean(at.gradient, axis=0), hessian + np.mean(at.hessian, axis=0)
+
+    @property
+    def _prior(self) -> Subposterior:
+        return self.rows.without_its_rows()
+
+    def _whitened(self, theta: np.ndarray) -> np.ndarray:
+        """The coordinates u, in which the Hessian of the expansion is minus the identity."""
+        return (theta - self.centre) @ np.linalg.cholesky(-self.whole.hessian)
+
+    def _approximate(self, theta: np.ndarray, u: np.ndarray) -> np.ndarray:
+        """The expansion with its higher terms, and the prior's part as it is."""
+        delta, prior = theta - self.centre, self._prior
+        left = prior.value(theta, _PRIOR_AT_ONCE) - _taylor(prior, self.centre).at(delta)
+        return self.whole.at(delta) + left + self.higher.at(u)
+
+
+def pays(subposterior: Subposterior, num_draws: int, first_size: int | None) -> bool:
+    """Whether this costs less than values at so many draws, of subsamples of `first_size` bundles or of all of them."""
+    d, number = subposterior.dim, subposterior.num_rows
+    if subposterior.programs.target.bundle == 1 or d > _MOST_PARAMETERS or not number:
+        return False
+    block = next(iter(subposterior.blocks()))[0]
+    if subposterior.programs.linked(block, Order.FULL) is None:
+        return False
+    draws = max(num_draws, _USUAL_DRAWS)
+    other = draws * number if first_size is None else draws * PARTS * first_size + _OF_CHOICE * number
+    return (2 * d + 1 + _MEASURED) * number < other
+
+
+def smooth_remainder(
+    subposterior: Subposterior, centre: Float[np.ndarray, " d"], whole: Taylor, batch: int, share: float
+) -> SmoothRemainder | None:
+    """The expansion with its higher terms, from Hessians at `batch` points at a time; None if it has no maximum."""
+    if not positive_definite(-whole.hessian[None])[0]:
+        return None
+    to_u = np.linalg.cholesky(-whole.hessian)
+    from_u = np.linalg.inv(to_u).T
+    rows = subposterior.prepared(centre)
+    points = centre + places(len(centre)) @ from_u.T
+    short = -len(points) % batch
+    filled = np.concatenate([points, np.repeat(points[-1:], short, axis=0)])
+    few = dataclasses.replace(rows, rows={name: _in_float32(column) for name, column in rows.rows.items()})
+    found = [few.full(some).hessian for some in np.split(filled, len(filled) // batch)]
+    prior = rows.without_its_rows().full(points).hessian
+    hessians = from_u.T @ (np.concatenate(found)[: len(points)] - prior) @ from_u
+    if not np.all(np.isfinite(hessians)):
+        return None
+    return SmoothRemainder(centre, whole, rows, from_hessians(hessians), share)
+
+
+def _taylor(prior: Subposterior, centre: np.ndarray) -> Taylor:
+    at = prior.full(centre[None])
+    assert at.hessian is not None
+    return Taylor(float(at.value[0]), at.gradient[0], at.hessian[0])
+
+
+def _in_float32(column: np.ndarray) -> np.ndarray:
+    return column.astype(np.float32) if column.dtype == np.float64 else column
