@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.site.derivatives.expansion import Taylor
+from epvi.site.derivatives.fourth_order import FourthOrder
 
 # Largest squared distance δᵀ|H|δ at which an expansion is reused: half a standard deviation of the subposterior.
 # Judgement; the error is estimated again whenever an expansion is used.
@@ -28,6 +29,8 @@ class ExpansionCache:
     file: Path | None = None
     # The points with their expansions.
     known: list[tuple[Float[np.ndarray, " d"], Taylor]] = dataclasses.field(default_factory=list)
+    # Terms of third and fourth order, by the bytes of these points; in memory only.
+    higher: dict[bytes, FourthOrder] = dataclasses.field(default_factory=dict)
 
     def near(self, point: Float[np.ndarray, " d"]) -> tuple[np.ndarray, Taylor] | None:
         """The nearest known point with its expansion; None if it is too far."""

@@ -5,7 +5,7 @@ there, in memory or in a file that other processes read as well.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +13,9 @@ from jaxtyping import Float
 
 from epvi.gaussian.matrices import positive_definite
 from epvi.site.derivatives.expansion import ALIKE, Taylor
-from epvi.site.derivatives.expansion_cache import NEAR, write_arrays
+from epvi.site.derivatives.expansion_cache import NEAR, ExpansionCache, write_arrays
 from epvi.site.derivatives.expansions import Taylors
+from epvi.site.derivatives.fourth_order import FourthOrder
 from epvi.site.derivatives.subposteriors import Subposteriors
 
 _FIELDS = ("centre", "value", "gradient", "hessian")
@@ -33,6 +34,8 @@ class ExpansionsCache:
     known: list[Taylors] = dataclasses.field(default_factory=list)
     # The sums of outer products at the first of these points.
     products: Float[np.ndarray, "B d d"] | None = None
+    # Terms of third and fourth order of the sums over shards, by the bytes of these points.
+    higher: dict[bytes, FourthOrder] = dataclasses.field(default_factory=dict)
     # The points of earlier rounds, where there is no file: what is not known of them is computed again, so that answers
     # do not depend on which process gave the earlier ones.
     earlier: Sequence[Float[np.ndarray, " d"]] = ()
@@ -64,10 +67,23 @@ class ExpansionsCache:
             self._write()
         return self.products
 
+    def one_shard(self, own: list[Taylors]) -> ExpansionCache:
+        """The sums over shards of these expansions, as those of one shard."""
+        return ExpansionCache(known=[(one.centre[0], summed(one)) for one in own], higher=self.higher.copy())
+
+    def keep(self, higher: Mapping[bytes, FourthOrder]) -> None:
+        """Store terms of higher order."""
+        if higher.keys() - self.higher.keys():
+            self.higher.update(higher)
+            self._write()
+
     def _write(self) -> None:
         if self.file is None:
             return
         arrays = {f"{name}{i}": getattr(one, name) for i, one in enumerate(self.known) for name in _FIELDS}
+        for i, one in enumerate(self.known):
+            more = self.higher.get(one.centre[0].tobytes())
+            arrays |= {} if more is None else {f"{name}{i}": part for name, part in more._asdict().items()}
         write_arrays(self.file, arrays if self.products is None else arrays | {"products": self.products})
 
     def _read(self) -> None:
@@ -75,7 +91,11 @@ class ExpansionsCache:
             return
         with np.load(self.file, allow_pickle=False) as arrays:
             for i in range(sum(name.startswith("centre") for name in arrays)):
-                self.known.append(Taylors(*(arrays[f"{name}{i}"] for name in _FIELDS)))
+                one = Taylors(*(arrays[f"{name}{i}"] for name in _FIELDS))
+                self.known.append(one)
+                if f"third{i}" in arrays:
+                    more = FourthOrder(*(arrays[f"{name}{i}"] for name in FourthOrder._fields))
+                    self.higher[one.centre[0].tobytes()] = more
             self.products = dict(arrays).get("products")
 
 

@@ -109,25 +109,21 @@ def pays(subposterior: Subposterior, num_draws: int, first_size: int | None) -> 
     return (2 * d + 1 + _MEASURED) * number < other
 
 
-def smooth_remainder(
-    subposterior: Subposterior, centre: Float[np.ndarray, " d"], whole: Taylor, batch: int, share: float
-) -> SmoothRemainder | None:
-    """The expansion with its higher terms, from Hessians at `batch` points at a time; None if it has no maximum."""
+def higher_terms(
+    subposterior: Subposterior, centre: Float[np.ndarray, " d"], whole: Taylor, batch: int
+) -> FourthOrder | None:
+    """The terms of higher order, from Hessians at `batch` points at a time; None if the expansion has no maximum."""
     if not positive_definite(-whole.hessian[None])[0]:
         return None
-    to_u = np.linalg.cholesky(-whole.hessian)
-    from_u = np.linalg.inv(to_u).T
-    rows = subposterior.prepared(centre)
+    from_u = np.linalg.inv(np.linalg.cholesky(-whole.hessian)).T
     points = centre + places(len(centre)) @ from_u.T
-    short = -len(points) % batch
-    filled = np.concatenate([points, np.repeat(points[-1:], short, axis=0)])
-    few = dataclasses.replace(rows, rows={name: _in_float32(column) for name, column in rows.rows.items()})
-    found = [few.full(some).hessian for some in np.split(filled, len(filled) // batch)]
-    prior = rows.without_its_rows().full(points).hessian
+    filled = np.concatenate([points, np.repeat(points[-1:], -len(points) % batch, axis=0)])
+    rows = {name: in_float32(column) for name, column in subposterior.prepared(centre).rows.items()}
+    fast = dataclasses.replace(subposterior, rows=rows)
+    found = [fast.full(some).hessian for some in np.split(filled, len(filled) // batch)]
+    prior = subposterior.without_its_rows().full(points).hessian
     hessians = from_u.T @ (np.concatenate(found)[: len(points)] - prior) @ from_u
-    if not np.all(np.isfinite(hessians)):
-        return None
-    return SmoothRemainder(centre, whole, rows, from_hessians(hessians), share)
+    return from_hessians(hessians) if np.all(np.isfinite(hessians)) else None
 
 
 def _taylor(prior: Subposterior, centre: np.ndarray) -> Taylor:
@@ -136,5 +132,6 @@ def _taylor(prior: Subposterior, centre: np.ndarray) -> Taylor:
     return Taylor(float(at.value[0]), at.gradient[0], at.hessian[0])
 
 
-def _in_float32(column: np.ndarray) -> np.ndarray:
+def in_float32(column: np.ndarray) -> np.ndarray:
+    """The column, in float32 if it was in float64."""
     return column.astype(np.float32) if column.dtype == np.float64 else column

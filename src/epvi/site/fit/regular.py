@@ -20,6 +20,7 @@ from epvi.gaussian.structures import WHOLE
 from epvi.ground.status import Status, StatusCode
 from epvi.site.derivatives.expansion import PARTS, TALL, Taylor, near_by_influence
 from epvi.site.derivatives.expansions import Taylors, expand_together
+from epvi.site.derivatives.near_modes import near_modes
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.few_hessians import OneShard, only_mode
 from epvi.site.fit.inference import LocalFit
@@ -53,8 +54,11 @@ _FEWER_DRAWS, _LEAST_DRAWS = 4, 16
 # that the Hessians of parts and of all rows differ by less than a factor of two, by the Marchenko-Pastur law), and at
 # most 512 in each part, as on a shard with many rows. Judgement.
 _SHARE_OF_ROWS, _ROWS_PER_PARAMETER, _MOST_PER_PART = 8, 16, 512
-# The same for bundles of groups: a share of them, at least so many in each part.
-_SHARE_OF_BUNDLES, _LEAST_BUNDLES = 2, 2
+# The same for bundles of groups: a share of them, at least so many in each part. Judgement: with a larger share, values
+# of all bundles near the mode in float32 cost less.
+_SHARE_OF_BUNDLES, _LEAST_BUNDLES = 8, 2
+# Most places for rows of bundles that are copied, so that values near the modes cost less. Judgement: it bounds memory.
+_MOST_COPIED = 2**20
 # A remainder with a larger average standard error, in nats, is computed from all rows. Judgement: it is compared with
 # half a nat.
 _CERTAIN = 0.1
@@ -302,6 +306,12 @@ class RegularShards:
                 if near is not None and np.mean(near.error) < _CERTAIN:
                     values[i], doubt[i] = near.value, np.mean(near.error)
         left = np.flatnonzero(np.isnan(values[:, 0]))
+        if len(left) and bundle > 1 and np.sum(sizes[left]) * bundle <= _MOST_COPIED:
+            some = Taylors(*(part[left] for part in dataclasses.astuple(at)))
+            found, error = near_modes(sub, shards[left], some, theta[left])
+            good = error < _CERTAIN
+            values[left[good]], doubt[left[good]] = found[good], error[good]
+            left = left[~good]
         for i in range(0, theta.shape[1] if len(left) else 0, _DRAWS_AT_ONCE):
             values[left, i : i + _DRAWS_AT_ONCE] = sub.value(theta[left, i : i + _DRAWS_AT_ONCE], shards[left])
         return values, doubt

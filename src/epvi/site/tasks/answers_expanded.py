@@ -11,7 +11,7 @@ from jaxtyping import Float
 from epvi.gaussian.packing import Packing
 from epvi.ground.seeds import SeedStream
 from epvi.site.derivatives.expansion import PARTS, PILOTS, Around, Taylor, expand, taylors
-from epvi.site.derivatives.smooth_remainder import SmoothRemainder, pays, smooth_remainder
+from epvi.site.derivatives.smooth_remainder import SmoothRemainder, higher_terms, pays
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subsamples import Subsamples, by_influence, uniform
 from epvi.site.rows.columns import generator
@@ -78,10 +78,12 @@ def _by_smooth_remainders(
     """The answers by expansions with terms of higher order; None if these are not accurate enough."""
     near = []
     for place, whole in zip(places, wholes, strict=True):
-        one = smooth_remainder(subposterior, place, whole, asking.points_at_once, asking.share)
-        if one is None:
+        known = asking.memory.higher.get(place.tobytes())
+        higher = higher_terms(subposterior, place, whole, asking.points_at_once) if known is None else known
+        if higher is None:
             return None
-        near.append(one)
+        asking.memory.higher[place.tobytes()] = higher
+        near.append(SmoothRemainder(place, whole, subposterior.prepared(place), higher, asking.share))
     values, errors = _scored(near, draws.theta)
     if not np.median(errors) <= asking.certain:
         return None

@@ -18,7 +18,6 @@ from jaxtyping import Float
 from epvi.gaussian.structures import WHOLE
 from epvi.site.derivatives.averages import averages
 from epvi.site.derivatives.expansion import Taylor
-from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.expansions_cache import ExpansionsCache, summed
 from epvi.site.derivatives.order import Order
@@ -95,8 +94,9 @@ def _estimated(
 ) -> list[Answers] | None:
     """The answers by Taylor expansions; None if no size of subsamples is accurate enough."""
     own = [known.about(each, centre) for centre in draws.centres]
-    memory = ExpansionCache(known=[(one.centre[0], summed(one)) for one in own])
+    memory = known.one_shard(own)
     made = estimates(batch, draws, shards[0], dataclasses.replace(asking, memory=memory))
+    known.keep(memory.higher)
     if made is None:
         return None
     spread = products(each, draws, shards) if each.dim > MANY else known.spread(each, own[0])
