@@ -83,7 +83,7 @@ def _by_smooth_remainders(
         if higher is None:
             return None
         asking.memory.higher[place.tobytes()] = higher
-        near.append(SmoothRemainder(place, whole, subposterior.prepared(place), higher, asking.share))
+        near.append(SmoothRemainder(place, whole, subposterior, higher, asking.share))
     values, errors = _scored(near, draws.theta)
     if not np.median(errors) <= asking.certain:
         return None
