@@ -122,8 +122,8 @@ def higher_terms(
     filled = np.concatenate([points, np.repeat(points[-1:], -len(points) % batch, axis=0)])
     rows = {name: in_float32(column) for name, column in subposterior.prepared(centre).rows.items()}
     fast = dataclasses.replace(subposterior, rows=rows)
-    found = [fast.full(some).hessian for some in np.split(filled, len(filled) // batch)]
-    prior = subposterior.without_its_rows().full(points).hessian
+    found = [fast.second_order(some)[2] for some in np.split(filled, len(filled) // batch)]
+    prior = subposterior.without_its_rows().second_order(points)[2]
     hessians = from_u.T @ (np.concatenate(found)[: len(points)] - prior) @ from_u
     return from_hessians(hessians) if np.all(np.isfinite(hessians)) else None
 
