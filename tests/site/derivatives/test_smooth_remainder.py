@@ -67,6 +67,7 @@ def test_a_wrong_term_shows_in_the_errors(groups, smooth):
     assert np.median(bad.near(theta, BATCH).error) > 5 * np.median(smooth.near(theta, BATCH).error)
 
 
+@pytest.mark.slow
 def test_expected_derivatives(groups, smooth):
     sub, _, whole, theta = groups
     values, gradient, hessian = smooth.expected(theta[:64])
@@ -90,6 +91,7 @@ def test_it_pays_where_subsamples_would_be_large(groups):
     assert not pays(many, 2048, 1)
 
 
+@pytest.mark.slow
 def test_values_near_modes(groups):
     sub, mode, _, theta = groups
     sizes = np.array([10, sub.num_rows - 10])
