@@ -9,7 +9,8 @@ import os
 
 def shown(text: str | os.PathLike, most: int | None = None) -> str:
     """The first `most` characters on one line; unprintable ones, also line breaks, become question marks."""
-    return "".join(c if c.isprintable() else "?" for c in os.fspath(text)[:most])
+    part = os.fspath(text)[:most]
+    return part if part.isprintable() else "".join(c if c.isprintable() else "?" for c in part)
 
 
 def shown_lines(text: str) -> str:

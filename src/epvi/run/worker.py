@@ -22,7 +22,7 @@ from epvi.run.scoring import Scoring
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions_cache import ExpansionsCache
 from epvi.site.derivatives.passes import programs_of
-from epvi.site.derivatives.subposterior import Subposterior
+from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.answers import Asking
@@ -89,7 +89,8 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
     with _at_work(job, "the fit"):
         programs = programs_of(model_of(job.model), columns)
         try:
-            Subposterior.of(programs, columns, parts[0].prior, job.plan.rows_per_block).refuse_outside()
+            size = block_size(programs, columns, sum(sizes), 1)
+            Subposterior.of(programs, columns, parts[0].prior, size).refuse_outside()
         except EpviError:
             return None
         return fit_regular(programs, columns, parts, sizes, job.plan, _Passes(job.passes, parts))

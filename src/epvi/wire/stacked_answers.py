@@ -34,7 +34,7 @@ class StackedScores:
     def of(cls, scores: Sequence[Scores]) -> "StackedScores":
         """The answers stacked; all have expectations, or none has."""
         own = tuple(tuple(getattr(one, name) for name in _OWN) for one in scores)
-        return cls(scores[0], own, tuple(map(np.stack, zip(*map(_arrays, scores), strict=True))))
+        return cls(scores[0], own, tuple(map(_stacked, zip(*map(_arrays, scores), strict=True))))
 
     def each(self) -> list[Scores]:
         """The answer of each shard."""
@@ -57,6 +57,11 @@ def unstacked(made: StackedScores | list[Scores] | Scores) -> list[Scores]:
     if isinstance(made, Scores):
         return [made]
     return made.each() if isinstance(made, StackedScores) else made
+
+
+def _stacked(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The same as np.stack, which takes several times as long for many small arrays."""
+    return np.concatenate(arrays).reshape(len(arrays), *arrays[0].shape)
 
 
 def _arrays(one: Scores) -> list[np.ndarray]:

@@ -15,8 +15,9 @@ import epvi
 from epvi.models import logistic, simulate_logistic
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.passes import programs_of
-from epvi.site.tasks.answers import Asking
+from epvi.site.tasks.answers import Answers, Asking, each_checked
 from epvi.site.tasks.score import answer_columns
+from epvi.wire.answer import Derivatives, Variation
 
 QUICK = epvi.NVI(1, num_starts=4, num_draws=64)
 ROWS = simulate_logistic(240, 2, seed=3)[0]
@@ -179,3 +180,16 @@ def test_answers_that_do_not_belong_are_refused():
         ]
     )
     refused(lambda: epvi.certify(apart, scores), "draws of another posterior")
+
+
+def test_answers_that_are_not_finite_are_replaced_in_their_own_shard_only():
+    def answer(slope):
+        centres = Derivatives(np.zeros(2), np.array([[1.0], [slope]]), np.ones((2, 1, 1)))
+        return Answers(np.zeros(3), np.zeros(3), centres, Variation(np.ones(1), np.ones((1, 1))), None, True)
+
+    fine, bad = answer(2.0), answer(np.nan)
+    assert each_checked([fine, fine]) == [fine, fine]
+    first, second = each_checked([fine, bad])
+    assert first is fine
+    assert np.array_equal(second.centres.gradient, [[1.0], [0.0]])
+    assert second.centres.value[1] < -1e90

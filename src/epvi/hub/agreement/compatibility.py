@@ -21,12 +21,16 @@ _HASH_DIGITS, _KEY_DIGITS = 36, 4
 # priors are always computed in float64, likelihoods perhaps in float32. Judgement: well above the rounding of either.
 _SAME_PRIOR, _SAME_ROWS = 1e-8, 1e-3
 
+# Pairs of models that have been compared, by the identities of what is compared, which has to be kept alive meanwhile.
+Known = set[tuple[int, ...]]
+
 
 def check_belonging(fits: Sequence[ShardFit], *, accept_unconverged: bool) -> None:
     """Refuse fits that cannot be combined into one posterior."""
     _check_twice(fits)
+    known: Known = set()
     for fit in fits[1:]:
-        _check_pair(fits[0], fit)
+        _check_pair(fits[0], fit, known)
     _check_shares(fits)
     if not accept_unconverged:
         _check_statuses(fits)
@@ -80,17 +84,29 @@ def _in(other: ShardFit) -> str:
     return f" (also in {shown(other.file)})" if other.file else ""
 
 
-def _check_pair(first: ShardFit, fit: ShardFit) -> None:
+def _check_pair(first: ShardFit, fit: ShardFit, known: Known) -> None:
     if fit.space.signature() != first.space.signature():
         raise EpviError(
             f"{fit.called} has the parameters ({fit.space.describe()}) and {first.called} has"
             f" ({first.space.describe()}): fit all shards with one model, in which the parameters have one order."
         )
-    check_same_model(first, fit)
+    check_same_model(first, fit, known)
 
 
-def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
-    """Refuse fits or scores of different models, or of rows that were coded differently."""
+def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores, known: Known) -> None:
+    """Refuse fits or scores of different models, or of rows that were coded differently.
+
+    `known` are pairs that have been compared, to which this one is added: fits of one batch share what is compared.
+    """
+    a, b = first.made_of, fit.made_of
+    pair = tuple(map(id, (*_compared(a), *_compared(b))))
+    if pair in known:
+        return
+    _check_models(first, fit)
+    known.add(pair)
+
+
+def _check_models(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
     a, b = first.made_of, fit.made_of
     if _compared(a) == _compared(b):
         return

@@ -17,7 +17,7 @@ from epvi.gaussian.gaussian import components_of
 from epvi.gaussian.quasi_random import log_density
 from epvi.gaussian.structures import form_of
 from epvi.ground.errors import EpviError
-from epvi.hub.agreement.compatibility import check_same_model, numbered
+from epvi.hub.agreement.compatibility import Known, check_same_model, numbered
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.propose import Proposal, base_of, digest_of, propose
 from epvi.wire.answer import Derivatives, Expected, Scores
@@ -71,9 +71,10 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     by_shard = {one.shard: one for one in given}
     _check_present(posterior, given, by_shard)
     proposal = propose(posterior, given[0].asked)
+    known: Known = set()
     for fit in posterior.fits:
         if not fit.is_stand_in:
-            _check_one(fit, by_shard[fit.shard], proposal)
+            _check_one(fit, by_shard[fit.shard], proposal, known)
     stand_ins = [fit for fit in posterior.fits if fit.is_stand_in]
     points = mapped(proposal.modes, base_of(given[0].asked, posterior.space.dim))
     prior = [_own_answer(fit, proposal, points) for fit in stand_ins]
@@ -137,7 +138,7 @@ def _check_present(posterior: Approximation, given: list[Scores], by_shard: dict
         raise EpviError(f"shard {numbered(missing)} has not scored the draws: add its file.")
 
 
-def _check_one(fit: ShardFit, one: Scores, proposal: Proposal) -> None:
+def _check_one(fit: ShardFit, one: Scores, proposal: Proposal, known: Known) -> None:
     if (one.num_shards, one.prior) != (fit.num_shards, fit.prior):
         raise EpviError(
             f"{one.called} scored with {one.prior} of the prior, and its fit has {fit.prior}: score with that share."
@@ -148,7 +149,7 @@ def _check_one(fit: ShardFit, one: Scores, proposal: Proposal) -> None:
             f"{one.called} scored {one.num_rows:,} other rows than the {fit.num_rows:,} that were fitted: score the"
             " draws with those, or fit again."
         )
-    check_same_model(fit, one)
+    check_same_model(fit, one, known)
     theta, modes = proposal.theta, proposal.modes
     shapes = one.values.shape, one.echo.shape, one.centres.gradient.shape
     if shapes != ((len(theta),), (theta.shape[1],), np.asarray(modes.means).shape):

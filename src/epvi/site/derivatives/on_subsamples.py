@@ -26,14 +26,15 @@ def remainders(target: Target, centre: Any, theta: Any, block: Any) -> Any:
     """Per row: |curvature| along the way from a centre to points, and |remainder| there, averaged over the points."""
     dtype = rows_dtype(kind_of(block))
 
+    def value_at(point: Any) -> Any:
+        return target.log_likelihood(point.astype(dtype), block)
+
     def sizes(point: Any) -> Any:
-        def along(t: Any) -> Any:
-            return target.log_likelihood((centre + t * (point - centre)).astype(dtype), block)
+        # Derivatives at the centre, which is the same for all points: what they share is computed once.
+        def slope(start: Any) -> Any:
+            return jax.jvp(value_at, (start,), (point - centre,))
 
-        def slope(t: Any) -> Any:
-            return jax.jvp(along, (t,), (jnp.ones(()),))
-
-        (value, first), (_, second) = jax.jvp(slope, (jnp.zeros(()),), (jnp.ones(()),))
-        return jnp.abs(jnp.stack([second, along(jnp.ones(())) - value - first - 0.5 * second]))
+        (value, first), (_, second) = jax.jvp(slope, (centre,), (point - centre,))
+        return jnp.abs(jnp.stack([second, value_at(point) - value - first - 0.5 * second]))
 
     return jnp.mean(jax.vmap(sizes)(theta), axis=0)

@@ -131,6 +131,15 @@ def finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, -math.inf)
 
 
+def each_checked(answers: list[Answers]) -> list[Answers]:
+    """The answers of several shards, each `checked` where one of them is not finite."""
+    arrays = zip(*((*one.centres, *one.rows, *(one.moments or ())) for one in answers), strict=False)
+    complete = len({one.moments is None for one in answers}) == 1
+    if complete and all(math.isfinite(np.sum(np.concatenate(some))) for some in arrays):
+        return answers
+    return [checked(one) for one in answers]
+
+
 def checked(made: Answers) -> Answers:
     """Replace answers that are not finite: no moments, and a centre gets a very low log density and zero derivatives.
 

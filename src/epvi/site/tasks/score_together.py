@@ -26,7 +26,7 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.answers import Answers, Asking, checked, finite, scores_of
+from epvi.site.tasks.answers import Answers, Asking, each_checked, finite, scores_of
 from epvi.site.tasks.answers_expanded import Estimates, estimates
 from epvi.site.tasks.score import answers_of_many
 from epvi.site.tasks.score_many import MANY, ManyParameters, near_enough, products, sampling_pays, too_many
@@ -74,7 +74,7 @@ def answer_together(
             own = [known.about(each, centre, near_enough(each.dim)) for centre in draws.centres]
             shards, shares = [part.shard for part in parts], asking.share * np.array(sizes) / num_rows
             answers = answers_of_many(ManyParameters(each, own, draws, shards, shares, asking.exact))
-        answers = [checked(one) for one in (answers or _by_all_rows(each, draws))]
+        answers = each_checked(answers or _by_all_rows(each, draws))
     seconds = time.perf_counter() - start
     scores = []
     for m, (part, begin, size, answer) in enumerate(zip(parts, windows.bounds[:-1], sizes, answers, strict=True)):
