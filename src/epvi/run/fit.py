@@ -41,6 +41,7 @@ from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model, provenance
+from epvi.site.tasks.labels import settle_labels
 from epvi.wire.shard_fit import ShardFit
 
 
@@ -88,7 +89,12 @@ def fit(
     programs = programs_of(model, table.columns)
     programs.target.check(table.columns)
     programs.refuse_codes(table.columns)
-    made_of = provenance(model, programs, table)
+    settled = settle_labels(model, programs, table.columns)
+    if settled.model is not model:
+        sent = _as_bytes(settled.model)
+        model = model_of(sent)
+        programs = programs_of(model, table.columns, like=programs)
+    made_of = provenance(model, programs, table, settled.unaligned)
     columns, integrated = table.columns, None
     if inference.fits_together:
         integrated = grouped(model, programs, columns, split, shuffle and by is None, key)

@@ -81,6 +81,7 @@ def judge(
     uneven = _uneven(weights)
     faults = (
         *_shares(posterior, accept_missing),
+        *_labels(posterior),
         *([] if one_table else _same_rows(answered)),
         *_conflicts(answered, agreed),
         *_lost_modes(answered, weights),
@@ -195,6 +196,15 @@ def _shares(posterior: Approximation, accept_missing: bool) -> list[Fault]:
     if missing and not accept_missing:
         found.append(Fault(Reason.MISSING_ROWS, f"the rows of shard {numbered(missing)} are missing"))
     return found
+
+
+def _labels(posterior: Approximation) -> list[Fault]:
+    """Labels that can be exchanged without changing the model, and that shards may have fitted in different orders."""
+    unaligned = next((fit.made_of.unaligned for fit in posterior.fits if fit.made_of.unaligned), ())
+    if not unaligned:
+        return []
+    finding = f"labels can be exchanged without changing the model, and are not aligned ({'; '.join(unaligned)})"
+    return [Fault(Reason.LABELS, finding)]
 
 
 def _same_rows(answered: Answered) -> list[Fault]:
