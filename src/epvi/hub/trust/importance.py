@@ -42,6 +42,7 @@ class Weights:
         noise: standard errors of `shift`.
         elbo: E_q[log p − log q] with its standard error.
         log_evidence: log ∫ p with its standard error.
+        log_labellings: log of the number of labellings of exchangeable units, each with the same part of the evidence.
     """
 
     corrected: Float[np.ndarray, " S"]
@@ -55,6 +56,7 @@ class Weights:
     noise: Float[np.ndarray, " d"]
     elbo: Estimate
     log_evidence: Estimate
+    log_labellings: float = 0.0
 
 
 def weigh(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: GaussianMixture, space: Space) -> Weights:
@@ -80,6 +82,7 @@ def weigh(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: GaussianMixture
         noise=noise,
         elbo=_elbo(proposal, log_p),
         log_evidence=_log_evidence(log_w + log_count, log_v),
+        log_labellings=log_count,
     )
 
 

@@ -50,7 +50,7 @@ def settle_labels(model: Model, programs: Programs, columns: Columns) -> Settled
 
 def _note(found: tuple[Symmetry, ...]) -> str:
     groups = "; ".join(map(str, found))
-    written = ", ".join("(" + ", ".join(f'"{name}"' for name in one.group) + ",)" for one in found)
+    written = ", ".join(str(one.group).replace("'", '"') for one in found)
     return (
         f"the order of labels does not matter to the model ({groups}): fits are aligned, and the posterior is that of"
         f" one order. To declare it yourself, pass exchangeable=[{written}] to epvi.Model; to fix an order, give one"

@@ -113,7 +113,7 @@ def _among(test: "_Test", axes: tuple[Axis, ...]) -> Iterator[Symmetry]:
         if any(before <= set(some) for before in taken):
             continue
         entries = _entries(test, some, length)
-        if entries and test.is_felt(some):
+        if entries and test.is_felt(some, entries[0]):
             taken.append(set(some))
             yield Symmetry(some, entries, len(entries) == length)
 
@@ -130,7 +130,7 @@ def _entries(test: "_Test", axes: tuple[Axis, ...], length: int) -> tuple[int, .
     if all(test.unchanged(axes, order) for order in _generators(length)):
         return tuple(range(length))
     for i in range(length - 1) if 2 < length <= _SHORT else ():
-        if test.unchanged(axes, _swapped(length, i, i + 1)):
+        if test.unchanged(axes, _swapped(length, i, i + 1)) and test.is_felt(axes, i):
             others = range(i + 2, length)
             return (i, i + 1, *(j for j in others if test.unchanged(axes, _swapped(length, i, j))))
     return ()
@@ -168,14 +168,11 @@ class _Test:
                 return False
         return True
 
-    def is_felt(self, axes: Sequence[Axis]) -> bool:
-        """Whether some row depends on the parameters at all, so that it was their order that changed nothing."""
+    def is_felt(self, axes: Sequence[Axis], entry: int) -> bool:
+        """Whether some row depends on this entry, so that it was not for want of such rows that nothing changed."""
         for i, b in self._places():
-            rows, other = self._plain(i, b)[1], self.points[i].copy()
-            for axis in axes:
-                part = self.space.slices[axis.parameter.name]
-                other[part] = np.roll(other[part], 1) + np.linspace(-_SPREAD, _SPREAD, part.stop - part.start + 1)[1:]
-            there = self._at(other, self.blocks[b])[1]
+            rows = self._plain(i, b)[1]
+            there = self._at(shifted(self.space, self.points[i], axes, entry), self.blocks[b])[1]
             both = np.isfinite(rows) & np.isfinite(there)
             if not _equal(rows[both], there[both], self.same):
                 return True
@@ -203,6 +200,18 @@ def _equal(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
     if not np.array_equal(finite, np.isfinite(b)):
         return False
     return bool(np.all(np.abs(a[finite] - b[finite]) <= tolerance * (1 + np.abs(a[finite]))))
+
+
+def shifted(space: Space, theta: np.ndarray, axes: Sequence[Axis], entry: int) -> np.ndarray:
+    """θ with one entry along the axes moved; of a simplex, its log weight before the weights are normalised."""
+    theta = theta.copy()
+    for parameter, number in axes:
+        part = space.slices[parameter.name]
+        flat = theta[part].reshape(parameter.flat_shape)
+        moved = log_weights(flat) if parameter.is_simplex(number) else flat.copy()
+        np.moveaxis(moved, number, 0)[entry] += _SPREAD
+        theta[part] = (from_log_weights(moved) if parameter.is_simplex(number) else moved).ravel()
+    return theta
 
 
 def permuted(space: Space, theta: np.ndarray, axes: Sequence[Axis], order: np.ndarray) -> np.ndarray:
