@@ -223,8 +223,8 @@ class Space:
         sizes = {parameter.shape[axis : axis + 1] for parameter, axis in axes}
         if len(sizes) != 1 or not all(p.is_equivariant(axis) or p.is_simplex(axis) for p, axis in axes):
             raise EpviError(
-                f"exchangeable names {', '.join(group)}: these parameters need leading axes of one length (or those that"
-                ' "name@1", "name@2" stand for), and supports that treat the entries along it alike.'
+                f"exchangeable names {', '.join(group)}: these parameters need leading axes of one length (or others,"
+                ' named as in "name@1"), and supports that treat the entries along it alike.'
             )
 
     def blocks(self, group: tuple[str, ...]) -> np.ndarray:

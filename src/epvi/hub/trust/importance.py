@@ -5,9 +5,9 @@ w ∝ p/g and v ∝ q/g, both normalised over the draws, E_p h is estimated by E
 and serves as a control variate, so that the Monte Carlo error vanishes where q = p. PSIS (Vehtari et al. 2024) smooths
 the largest weights and estimates the Pareto shape k̂ of their tail.
 
-If units of the model are exchangeable, p has a copy of everything in each of their labellings, and q is an approximation
-in one: p is then restricted to the labelling nearest to q (`OneLabelling`), where draws in another have no weight. The
-evidence is that of all labellings.
+If units of the model are exchangeable, p has a copy of everything in each of their labellings, and q approximates one:
+p is then restricted to the labelling nearest to q (`OneLabelling`), and draws in another have no weight. The evidence
+is that of all labellings.
 """
 
 import dataclasses

@@ -147,7 +147,7 @@ class Model:
 
     def parts(self) -> tuple:
         """Everything that defines the model, for its hash."""
-        return self.function, self.fixed, self.exchangeable
+        return self.function, self.fixed, self.exchangeable or ()
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns; traces the model on the first rows."""
@@ -208,7 +208,7 @@ class DensityModel(Model):
     def parts(self) -> tuple:
         """Everything that defines the model, for its hash."""
         declared = [(p.name, p.shape, p.support) for p in self._parameters]
-        return self._prior, self._likelihood, declared, self.exchangeable
+        return self._prior, self._likelihood, declared, self.exchangeable or ()
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns; checks the shapes that the two functions give."""
