@@ -95,7 +95,7 @@ def judge(
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
     moved = (
         f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
-        f" most {shift:.3f} sds and sds by {change:.1%}{_order_of(posterior)}"
+        f" most {shift:.3f} sds and sds by {change:.1%}{_order_of(posterior, weights)}"
     )
     # Even weights show that the whole density is right, and not only its means and sds.
     if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
@@ -104,10 +104,10 @@ def judge(
     return Judgement(Verdict.CORRECTED, text, (), True)
 
 
-def _order_of(posterior: Approximation) -> str:
-    """What the verdict is about if units of the model are exchangeable: one of their labellings."""
+def _order_of(posterior: Approximation, weights: Weights) -> str:
+    """What the verdict is about if units of the model are exchangeable: one of their labellings, if there are more."""
     names = "; ".join(", ".join(group) for group in posterior.space.exchangeable)
-    return f"; exchangeable parameters ({names}) are in one order" if names else ""
+    return f"; exchangeable parameters ({names}) are in one order" if weights.log_labellings > 0 else ""
 
 
 def _uneven(weights: Weights) -> Fault | None:
