@@ -65,20 +65,24 @@ class Parameter:
         core = self.support_of_one
         return core is constraints.real or type(core) is type(constraints.real)
 
-    def is_equivariant(self) -> bool:
-        """Whether permuting the value along its leading axis permutes its unconstrained value in the same way."""
-        if self.shape[:1] in ((), (0,)) or self.flat_shape[:1] != self.shape[:1]:
+    def is_equivariant(self, axis: int = 0) -> bool:
+        """Whether permuting the value along an axis permutes its unconstrained value in the same way."""
+        sizes = self.shape[axis : axis + 1]
+        if sizes in ((), (0,)) or self.flat_shape[axis : axis + 1] != sizes:
             return False
         # True without a trial if the bijection maps entries along the axis separately and no bound varies along it.
-        bounds = jax.tree.leaves(self.support)
-        if self.support_of_one.event_dim < len(self.shape) and all(
-            np.ndim(bound) < len(self.shape) for bound in bounds
-        ):
+        bounds, after = jax.tree.leaves(self.support), len(self.shape) - axis
+        if self.support_of_one.event_dim < after and all(np.ndim(bound) < after for bound in bounds):
             return True
         with jax.enable_x64(True), promotion_allowed():
             flat = jnp.asarray(np.random.default_rng(0).standard_normal(self.flat_shape))
-            turned, value = self.transform(flat[::-1]), self.transform(flat)[::-1]
+            turned, value = self.transform(jnp.flip(flat, axis)), jnp.flip(self.transform(flat), axis)
         return np.shape(value) == self.shape and bool(np.allclose(turned, value))
+
+    def is_simplex(self, axis: int = 0) -> bool:
+        """Whether the entries along an axis are positive and sum to 1."""
+        core = self.support_of_one
+        return type(core) is type(constraints.simplex) and axis == len(self.shape) - 1
 
     def elements(self) -> Iterator[tuple[tuple[int, ...], str]]:
         """Every index into the value, with its label, as in `w[0]`."""
@@ -90,8 +94,8 @@ class Parameter:
 class Space:
     """All parameters of a model, in the order of their coordinates in θ.
 
-    `exchangeable` holds groups of parameter names whose leading axes may be permuted together without changing the
-    model, such as the sources of a source analysis.
+    `exchangeable` holds groups of parameters whose axes may be permuted together without changing the model, such as
+    the sources of a source analysis. A name stands for the leading axis of the parameter, "name@1" for the next one.
     """
 
     parameters: tuple[Parameter, ...]
@@ -100,7 +104,7 @@ class Space:
     def __post_init__(self) -> None:
         for group in self.exchangeable:
             self._check_group(group)
-        names = [name for group in self.exchangeable for name in group]
+        names = [self.axis_of(entry)[0].name for group in self.exchangeable for entry in group]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
             raise EpviError(f"exchangeable names {twice[0]} more than once: put it into one group.")
@@ -205,21 +209,46 @@ class Space:
 
     # Exchangeable groups.
 
+    def axis_of(self, entry: str) -> tuple[Parameter, int]:
+        """The parameter and the axis that an entry of a group stands for: "name", or "name@1"."""
+        name, at, axis = entry.rpartition("@")
+        if entry not in self.by_name and at and axis.isdecimal() and name in self.by_name:
+            return self.by_name[name], int(axis)
+        if entry not in self.by_name:
+            raise EpviError(f"exchangeable names {entry!r}, which is not a parameter of ({self.describe()}).")
+        return self.by_name[entry], 0
+
     def _check_group(self, group: tuple[str, ...]) -> None:
-        unknown = [name for name in group if name not in self.by_name]
-        if unknown:
-            raise EpviError(f"exchangeable names {unknown[0]!r}, which is not a parameter of ({self.describe()}).")
-        sizes = {self.by_name[name].shape[:1] for name in group}
-        if len(sizes) != 1 or not all(self.by_name[name].is_equivariant() for name in group):
+        axes = [self.axis_of(entry) for entry in group]
+        sizes = {parameter.shape[axis : axis + 1] for parameter, axis in axes}
+        if len(sizes) != 1 or not all(p.is_equivariant(axis) or p.is_simplex(axis) for p, axis in axes):
             raise EpviError(
-                f"exchangeable names {', '.join(group)}: these parameters need leading axes of one length, and supports"
-                " that treat the entries along it alike."
+                f"exchangeable names {', '.join(group)}: these parameters need leading axes of one length (or others,"
+                ' named as in "name@1"), and supports that treat the entries along it alike.'
             )
 
     def blocks(self, group: tuple[str, ...]) -> np.ndarray:
-        """The coordinates of θ of each of the L exchangeable units of a group, of shape (L, coordinates per unit)."""
-        rows = []
-        for name in group:
-            part = np.arange(self.dim)[self.slices[name]]
-            rows.append(part.reshape(self.by_name[name].shape[0], -1))
+        """The coordinates of θ of each of the L exchangeable units of a group, of shape (L, coordinates per unit).
+
+        Weights on a simplex have none of their own: what permutes is a function of all of them.
+        """
+        rows = [np.zeros((self.length(group), 0), np.int64)]
+        for parameter, axis in map(self.axis_of, group):
+            if not parameter.is_simplex(axis):
+                part = np.arange(self.dim)[self.slices[parameter.name]].reshape(parameter.flat_shape)
+                rows.append(np.moveaxis(part, axis, 0).reshape(len(rows[0]), -1))
         return np.concatenate(rows, axis=1)
+
+    def length(self, group: tuple[str, ...]) -> int:
+        """L, the number of units of a group."""
+        parameter, axis = self.axis_of(group[0])
+        return parameter.shape[axis]
+
+    def simplexes(self, group: tuple[str, ...]) -> list[np.ndarray]:
+        """The coordinates of θ of each simplex whose categories are the units of a group, of shape (L − 1,) each."""
+        found = []
+        for parameter, axis in map(self.axis_of, group):
+            if parameter.is_simplex(axis):
+                part = np.arange(self.dim)[self.slices[parameter.name]]
+                found.extend(part.reshape(-1, parameter.flat_shape[-1]))
+        return found

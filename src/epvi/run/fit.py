@@ -32,7 +32,7 @@ from epvi.run.scoring import Scoring
 from epvi.run.shards import shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
 from epvi.run.worker import Job, model_of
-from epvi.site.derivatives.passes import programs_of
+from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import block_size
 from epvi.site.fit.inference import Inference
 from epvi.site.model.model import Model
@@ -41,7 +41,8 @@ from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model, provenance
-from epvi.wire.shard_fit import ShardFit
+from epvi.site.tasks.labels import settle_labels
+from epvi.wire.shard_fit import Provenance, ShardFit
 
 
 @verb("the fit")
@@ -83,12 +84,8 @@ def fit(
     if not isinstance(executor, Executor):
         # The workers start while the model is checked and traced here.
         workers_of(executor)
-    sent = _as_bytes(model)
+    sent, programs, made_of = _prepared(model, table)
     model = model_of(sent)
-    programs = programs_of(model, table.columns)
-    programs.target.check(table.columns)
-    programs.refuse_codes(table.columns)
-    made_of = provenance(model, programs, table)
     columns, integrated = table.columns, None
     if inference.fits_together:
         integrated = grouped(model, programs, columns, split, shuffle and by is None, key)
@@ -118,6 +115,21 @@ def fit(
         bar.say("done")
         _log_end(posterior, time.perf_counter() - start)
         return posterior
+
+
+def _prepared(model: Model, table: Table) -> tuple[bytes, Programs, Provenance]:
+    """The checked model for the workers, with what was found exchangeable declared; its programs and provenance."""
+    sent = _as_bytes(model)
+    model = model_of(sent)
+    programs = programs_of(model, table.columns)
+    programs.target.check(table.columns)
+    programs.refuse_codes(table.columns)
+    settled = settle_labels(model, programs, table.columns)
+    if settled.model is not model:
+        sent = _as_bytes(settled.model)
+        model = model_of(sent)
+        programs = programs_of(model, table.columns, like=programs)
+    return sent, programs, provenance(model, programs, table, settled.unaligned)
 
 
 def _log_end(posterior: Posterior, seconds: float) -> None:

@@ -54,7 +54,7 @@ def study_model(reference: str, fixed: Mapping[str, Any], folder: Path, *, allow
     return _model(reference, *_found(reference, named), plain)
 
 
-def _model(reference: str, function: Any, exchangeable: tuple, fixed: dict[str, Any]) -> "Model":
+def _model(reference: str, function: Any, exchangeable: tuple | None, fixed: dict[str, Any]) -> "Model":
     from epvi.site.model.model import Model
 
     if isinstance(function, Model):
@@ -104,17 +104,17 @@ def _array(name: str, place: str, file: Callable[[str], Path]) -> Any:
     return found
 
 
-def _found(reference: str, named: Callable[[str, str], Any]) -> tuple[Any, tuple]:
+def _found(reference: str, named: Callable[[str, str], Any]) -> tuple[Any, tuple | None]:
     """The model function and its exchangeable parameters: a ready model, or what `named(place, name)` finds."""
     place, colon, name = reference.rpartition(":")
     if colon:
-        return named(place, name), ()
+        return named(place, name), None
     if reference not in READY:
         raise _unnamed(reference)
     from epvi import models
     from epvi.models.tlsa import EXCHANGEABLE
 
-    return getattr(models, reference), EXCHANGEABLE if reference == "tlsa" else ()
+    return getattr(models, reference), EXCHANGEABLE if reference == "tlsa" else None
 
 
 def _unnamed(reference: str) -> EpviError:

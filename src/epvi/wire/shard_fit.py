@@ -24,6 +24,8 @@ from epvi.wire.record import Record, as_number, as_text, as_texts, finite_or_non
 
 # Shards that a file may claim its data were split into. Judgement: lists by shard stay within memory.
 MOST_SHARDS = 1_000_000
+# Names of unaligned parameters in a file. Judgement: as many as may be exchangeable.
+_MOST_UNALIGNED = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Provenance:
         inference: settings of the fit.
         key: the words of the JAX key of its seed.
         version: version of epvi.
+        unaligned: parameters whose labels can be exchanged without changing the model, and are not aligned.
     """
 
     study: str = ""
@@ -57,6 +60,7 @@ class Provenance:
     inference: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     key: tuple[int, ...] = ()
     version: str = ""
+    unaligned: tuple[str, ...] = ()
 
     @property
     def flat_prior(self) -> bool:
@@ -227,6 +231,7 @@ def describe_provenance(made_of: Provenance) -> dict[str, Any]:
     """A provenance as JSON."""
     record = dataclasses.asdict(made_of)
     record["study"], record["model"] = printable(made_of.study), printable(made_of.model)
+    record["unaligned"] = [printable(name) for name in made_of.unaligned[:_MOST_UNALIGNED]]
     record["prior_values"] = [finite_or_none(value) for value in made_of.prior_values]
     record["row_values"] = [finite_or_none(value) for value in made_of.row_values]
     return record
@@ -247,6 +252,7 @@ def read_provenance(record: Record) -> Provenance:
         inference=record.each("inference", _setting),
         key=record.list("key", _key_word, 8),
         version=record.text("version"),
+        unaligned=record.list("unaligned", as_text, _MOST_UNALIGNED) if "unaligned" in set(record) else (),
     )
 
 

@@ -16,7 +16,7 @@ from scipy.special import logsumexp, softmax
 from scipy.stats import binom, f, multivariate_normal
 
 import epvi
-from epvi import Diagonal, Full, GaussianMixture, Spherical
+from epvi import Diagonal, Full, GaussianMixture, Space, Spherical
 from epvi.gaussian.quasi_random import base_draws
 from epvi.hub.refine.natural_gradient import JointMoments, stepped
 from epvi.hub.refine.refine import settle
@@ -169,7 +169,7 @@ def test_weights_are_what_the_formulas_say(skewed):
     draws = skewed.posterior.ask(moments=False, seed=0)
     answered = collect(skewed.posterior, skewed.ask(draws))
     proposal, log_p = answered.proposal, answered.log_p
-    found = weigh(proposal, log_p, q)
+    found = weigh(proposal, log_p, q, Space(()))
     w, v, top = naive_weights(proposal, log_p)
     smooth, k_hat = array_stats.psislw(-np.log(w))
     corrected = np.exp(smooth) / np.sum(np.exp(smooth))

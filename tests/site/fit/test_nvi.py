@@ -221,7 +221,7 @@ def test_both_modes_of_a_mixture_model_are_kept_with_the_right_mass():
 
     rng = np.random.default_rng(2)
     y = np.where(rng.random(400) < 0.5, -1.5, 1.5) + rng.normal(size=400)
-    posterior = epvi.combine(fits_of(model, {"y": y}, 8, None))
+    posterior = epvi.combine(fits_of(epvi.Model(model, exchangeable=[]), {"y": y}, 8, None))
     weights, means = np.asarray(posterior.mixture.weights), np.asarray(posterior.mixture.means)
     assert abs(np.sum(weights[means[:, 0] > means[:, 1]]) - 0.5) < 0.05
     assert np.sum(weights[abs(means[:, 0] - means[:, 1]) > 2]) > 0.99

@@ -23,7 +23,7 @@ def parameter_lines(space: "Space") -> list[tuple[str, str]]:
         shape = f"shape {parameter.shape}, " if parameter.shape else ""
         lines.append(("", f"{parameter.name}: {shape}{support}"))
     for group in space.exchangeable:
-        lines.append(("", f"exchangeable along their first axis: {', '.join(group)}"))
+        lines.append(("", f"exchangeable (along the first axis, or axis k of name@k): {', '.join(group)}"))
     return lines
 
 

@@ -85,12 +85,22 @@ def _in(other: ShardFit) -> str:
 
 
 def _check_pair(first: ShardFit, fit: ShardFit, known: Known) -> None:
-    if fit.space.signature() != first.space.signature():
+    (theirs, their_groups), (ours, our_groups) = fit.space.signature(), first.space.signature()
+    if theirs == ours and their_groups != our_groups:
+        raise EpviError(
+            f"{fit.called} has {_groups(fit)} as exchangeable and {first.called} has {_groups(first)}: fit all shards"
+            " with one model, and declare in it what is exchangeable (exchangeable=[...] in epvi.Model)."
+        )
+    if theirs != ours:
         raise EpviError(
             f"{fit.called} has the parameters ({fit.space.describe()}) and {first.called} has"
             f" ({first.space.describe()}): fit all shards with one model, in which the parameters have one order."
         )
     check_same_model(first, fit, known)
+
+
+def _groups(fit: ShardFit) -> str:
+    return "; ".join(", ".join(group) for group in fit.space.exchangeable) or "nothing"
 
 
 def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores, known: Known) -> None:

@@ -152,7 +152,7 @@ def certificate_of(
     """
     if not np.any(np.isfinite(answered.log_p)):
         raise EpviError("no draw of the posterior is possible for all shards: look at posterior.conflict().")
-    weights = weigh(answered.proposal, answered.log_p, posterior.mixture)
+    weights = weigh(answered.proposal, answered.log_p, posterior.mixture, posterior.space)
     gradients, products = (np.stack([one.rows[i] for one in answered.scores]) for i in (0, 1))
     hessians = np.stack([one.centres.hessian[0] for one in answered.scores])
     agreed = agreement(gradients, products, hessians, np.array([one.num_rows for one in answered.scores], np.float64))

@@ -4,6 +4,10 @@ Takes a `Proposal` with density g, the log joint density p at its draws, and the
 w ∝ p/g and v ∝ q/g, both normalised over the draws, E_p h is estimated by E_q h + Σ (w − v) h: E_q h is known exactly
 and serves as a control variate, so that the Monte Carlo error vanishes where q = p. PSIS (Vehtari et al. 2024) smooths
 the largest weights and estimates the Pareto shape k̂ of their tail.
+
+If units of the model are exchangeable, p has a copy of everything in each of their labellings, and q approximates one:
+p is then restricted to the labelling nearest to q (`OneLabelling`), and draws in another have no weight. The evidence
+is that of all labellings.
 """
 
 import dataclasses
@@ -14,6 +18,8 @@ from scipy.special import logsumexp, softmax
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.hub.trust.propose import Proposal
+from epvi.parameters.one_labelling import OneLabelling
+from epvi.parameters.space import Space
 
 # Log weights are floored at this, relative to the largest: exp(-600) is about 1e-261, nothing beside 1, but not yet the
 # underflow to 0 (below exp(-745)) that gives NaN in PSIS.
@@ -36,6 +42,7 @@ class Weights:
         noise: standard errors of `shift`.
         elbo: E_q[log p − log q] with its standard error.
         log_evidence: log ∫ p with its standard error.
+        log_labellings: log of the number of labellings of exchangeable units, each with the same part of the evidence.
     """
 
     corrected: Float[np.ndarray, " S"]
@@ -49,11 +56,15 @@ class Weights:
     noise: Float[np.ndarray, " d"]
     elbo: Estimate
     log_evidence: Estimate
+    log_labellings: float = 0.0
 
 
-def weigh(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: GaussianMixture) -> Weights:
+def weigh(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: GaussianMixture, space: Space) -> Weights:
     """The importance weights of all draws, with their diagnostics."""
-    log_w = log_p - proposal.log_g
+    log_w, log_count = log_p - proposal.log_g, 0.0
+    if space.exchangeable:
+        one = OneLabelling.around(q, space)
+        log_w, log_count = np.where(one.has(proposal.theta), log_w, -np.inf), one.log_count
     log_v = proposal.log_q - proposal.log_g
     smooth, k_hat = _smoothed(log_w)
     corrected, own = softmax(smooth), softmax(log_v)
@@ -70,7 +81,8 @@ def weigh(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: GaussianMixture
         sd_ratio=sd_ratio,
         noise=noise,
         elbo=_elbo(proposal, log_p),
-        log_evidence=_log_evidence(log_w, log_v),
+        log_evidence=_log_evidence(log_w + log_count, log_v),
+        log_labellings=log_count,
     )
 
 

@@ -81,6 +81,7 @@ def judge(
     uneven = _uneven(weights)
     faults = (
         *_shares(posterior, accept_missing),
+        *_labels(posterior),
         *([] if one_table else _same_rows(answered)),
         *_conflicts(answered, agreed),
         *_lost_modes(answered, weights),
@@ -94,13 +95,19 @@ def judge(
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
     moved = (
         f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
-        f" most {shift:.3f} sds and sds by {change:.1%}"
+        f" most {shift:.3f} sds and sds by {change:.1%}{_order_of(posterior, weights)}"
     )
     # Even weights show that the whole density is right, and not only its means and sds.
     if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
         return Judgement(Verdict.TRUST, f"{Verdict.TRUST}: {moved}.", (), True)
     text = f"{Verdict.CORRECTED}: {moved}; summaries and draws are corrected by them."
     return Judgement(Verdict.CORRECTED, text, (), True)
+
+
+def _order_of(posterior: Approximation, weights: Weights) -> str:
+    """What the verdict is about if units of the model are exchangeable: one of their labellings, if there are more."""
+    names = "; ".join(", ".join(group) for group in posterior.space.exchangeable)
+    return f"; exchangeable parameters ({names}) are in one order" if weights.log_labellings > 0 else ""
 
 
 def _uneven(weights: Weights) -> Fault | None:
@@ -197,6 +204,15 @@ def _shares(posterior: Approximation, accept_missing: bool) -> list[Fault]:
     return found
 
 
+def _labels(posterior: Approximation) -> list[Fault]:
+    """Labels that can be exchanged without changing the model, and that shards may have fitted in different orders."""
+    unaligned = next((fit.made_of.unaligned for fit in posterior.fits if fit.made_of.unaligned), ())
+    if not unaligned:
+        return []
+    finding = f"labels can be exchanged without changing the model, and are not aligned ({'; '.join(unaligned)})"
+    return [Fault(Reason.LABELS, finding)]
+
+
 def _same_rows(answered: Answered) -> list[Fault]:
     """The first pair of shards with the same rows: with equal row hashes, or with scores equal up to a constant.
 
@@ -251,8 +267,8 @@ def _lost_modes(answered: Answered, weights: Weights) -> list[Fault]:
     means = np.asarray(proposal.modes.means)
     for p in range(proposal.num_modes, len(means)):
         log_mass = _log_mass(*(array[p] for array in answered.centres))
-        # The evidence includes the mode, since some of the draws come from there.
-        share = min(log_mass - float(weights.log_evidence.value), 0.0)
+        # The evidence includes the mode, since some of the draws come from there, and all labellings of each.
+        share = min(log_mass - float(weights.log_evidence.value) + weights.log_labellings, 0.0)
         if share > np.log(_MASS):
             finding = f"it lacks a mode that shards have found and that holds about {np.exp(share):.0%} of the mass"
             return [Fault(Reason.LOST_MODE, finding)]

@@ -15,6 +15,7 @@ import numpy as np
 
 from epvi.ground.compiled import Held, kept, number_of
 from epvi.ground.errors import EpviError
+from epvi.parameters.space import Space
 from epvi.site.derivatives.flat_program import Program, flattened
 from epvi.site.derivatives.gathers import Index, find_indices, first_outside
 from epvi.site.derivatives.kinds import Kind, kind_of, rows_dtype
@@ -34,13 +35,15 @@ _ROWS_AT_ONCE = 2**14
 _ROWS_TO_LOOK = 8
 
 
-def programs_of(model: Model, rows: Mapping[str, np.ndarray]) -> "Programs":
+def programs_of(model: Model, rows: Mapping[str, np.ndarray], like: "Programs | None" = None) -> "Programs":
     """The compiled passes of a model for rows with such columns; equal models share one object.
 
-    A model that cannot be compared with others gets its own.
+    A model that cannot be compared with others gets its own. One that differs from the model of `like` only in what is
+    declared exchangeable takes over what was compiled there.
     """
     signature: Kind = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
-    return kept((model.shared_key(), signature), lambda: Programs(model.on(rows)))
+    made = functools.partial(like.declared, model.exchangeable or ()) if like else lambda: Programs(model.on(rows))
+    return kept((model.shared_key(), signature), made)
 
 
 class Pass(NamedTuple):
@@ -72,6 +75,11 @@ class Programs(Held):
     def num_programs(self) -> int:
         """The number of compiled programs, including those that the target was checked with."""
         return sum(map(number_of, [*self._made.values(), *self.target.tries.values()]))
+
+    def declared(self, groups: tuple[tuple[str, ...], ...]) -> "Programs":
+        """The same with these groups of parameters declared exchangeable."""
+        space = Space(self.target.space.parameters, groups)
+        return dataclasses.replace(self, target=dataclasses.replace(self.target, space=space))
 
     def value(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: the value."""

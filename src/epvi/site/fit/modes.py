@@ -16,7 +16,7 @@ from scipy.optimize import OptimizeResult, minimize
 from epvi.gaussian.eigen import eigen_of
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import form_of
-from epvi.parameters.alignment import order_like
+from epvi.parameters.alignment import nearest
 from epvi.parameters.space import Space
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.fit.newton import Climbed, Tolerances, climb
@@ -247,9 +247,11 @@ def distinct(space: Space, ends: Modes, most: int, least: float = _LEAST_LOG_MAS
             break
         if kept and space.exchangeable:
             first = kept[0]
-            order = order_like(space, points[i], points[first], np.abs(ends.form.diagonal(curvature[first], space.dim)))
-            points[i], gradient[i] = points[i][order], gradient[i][order]
-            curvature[i] = ends.form.reordered(curvature[i], order)
+            precision = np.abs(ends.form.diagonal(curvature[first], space.dim))
+            like_first = nearest(space, points[i], points[first], precision)
+            gradient[i] = like_first.gradient(gradient[i], points[i])
+            curvature[i] = like_first.curvature(ends.form, curvature[i], points[i])
+            points[i] = like_first.point(points[i])
         if all(_apart(points[i] - points[j], curvature[j], ends.form) > SAME_MODE for j in kept):
             kept.append(int(i))
     return Modes(

@@ -4,6 +4,7 @@ Takes the user's functions; `Model.on(rows)` gives the `Target` that inference w
 are prior terms; observed ones and factors are likelihood terms if they depend on the rows, otherwise prior terms.
 """
 
+import copy
 import functools
 import inspect
 import operator
@@ -32,7 +33,8 @@ class Model:
 
     An argument without a default must be a column; one that defaults to None may be missing from the rows (the observed
     column, which `predict` does not need). `exchangeable` names groups of parameters whose leading axes may be permuted
-    together without changing the model; subposteriors are then aligned before they are multiplied.
+    together without changing the model ("name@1" stands for the next axis); subposteriors are then aligned before they
+    are multiplied. By default such groups are looked for; with `exchangeable=[]` none is aligned.
     """
 
     # Key of this model's compiled programs in `ground.compiled`; None before first use.
@@ -40,19 +42,19 @@ class Model:
     # Predictive quantities at draws of θ: assigned in site/tasks/predictive.py, a higher layer.
     replies: ClassVar[Callable[..., dict[str, dict[str, np.ndarray]]]]
 
-    def __init__(self, function: Callable, *, exchangeable: Sequence[Sequence[str]] = (), **fixed: Any) -> None:
+    def __init__(
+        self, function: Callable, *, exchangeable: Sequence[Sequence[str]] | None = None, **fixed: Any
+    ) -> None:
         if not callable(function):
             raise EpviError(f"the model is a {type(function).__name__}: pass a NumPyro model function.")
         self.function = function
         self.fixed = fixed
-        self.exchangeable = tuple(tuple(group) for group in exchangeable)
+        self.exchangeable = _groups(exchangeable)
         self.name = getattr(function, "__name__", type(function).__name__)
         try:
             self._arguments = inspect.signature(function).parameters
         except (TypeError, ValueError):
             raise EpviError(f"the signature of {self.name} is not known: pass a plain Python function.") from None
-        if isinstance(exchangeable, str) or any(isinstance(group, str) for group in exchangeable):
-            raise EpviError(f'exchangeable is {exchangeable!r}: pass groups of names, as in [("weights", "centres")].')
         unknown = [name for name in fixed if name not in self._arguments and not self._takes_anything]
         if unknown:
             raise EpviError(f"{self.name} has no argument {unknown[0]!r}: it takes {', '.join(self._arguments)}.")
@@ -64,7 +66,7 @@ class Model:
         parameters: Mapping[str, Sequence[int] | int],
         *,
         supports: Mapping[str, Any] | None = None,
-        exchangeable: Sequence[Sequence[str]] = (),
+        exchangeable: Sequence[Sequence[str]] | None = None,
     ) -> "DensityModel":
         """A model from two plain JAX functions.
 
@@ -137,14 +139,20 @@ class Model:
             self._key = alone
         return self._key
 
+    def declared(self, groups: tuple[tuple[str, ...], ...]) -> "Model":
+        """The same model with these groups declared exchangeable."""
+        made = copy.copy(self)
+        made.exchangeable, made._key = groups, None
+        return made
+
     def parts(self) -> tuple:
         """Everything that defines the model, for its hash."""
-        return self.function, self.fixed, self.exchangeable
+        return self.function, self.fixed, self.exchangeable or ()
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns; traces the model on the first rows."""
         self.columns(list(rows))
-        found = inspect_model(self.function, self.fixed, rows, self.exchangeable)
+        found = inspect_model(self.function, self.fixed, rows, self.exchangeable or ())
         return Target(
             found.space,
             functools.partial(_log_prior, self.function, found, MANY),
@@ -166,7 +174,7 @@ class DensityModel(Model):
         log_likelihood: Callable,
         parameters: Mapping[str, Sequence[int] | int],
         supports: Mapping[str, Any],
-        exchangeable: Sequence[Sequence[str]],
+        exchangeable: Sequence[Sequence[str]] | None,
     ) -> None:
         if not callable(log_prior) or not callable(log_likelihood):
             raise EpviError("log_prior and log_likelihood must be functions of a dict of parameter values.")
@@ -183,7 +191,12 @@ class DensityModel(Model):
         listed = []
         for name, shape in parameters.items():
             listed.append(_declared(name, shape, supports.get(name, constraints.real)))
-        self._space = Space(tuple(listed), tuple(tuple(group) for group in exchangeable))
+        self._parameters = tuple(listed)
+        self.exchangeable = _groups(exchangeable)
+        self._space()
+
+    def _space(self) -> Space:
+        return Space(self._parameters, self.exchangeable or ())
 
     def takes(self, name: str) -> bool:
         """Always: plain functions take the whole block of columns."""
@@ -194,12 +207,12 @@ class DensityModel(Model):
 
     def parts(self) -> tuple:
         """Everything that defines the model, for its hash."""
-        declared = [(p.name, p.shape, p.support) for p in self._space.parameters]
-        return self._prior, self._likelihood, declared, self._space.exchangeable
+        declared = [(p.name, p.shape, p.support) for p in self._parameters]
+        return self._prior, self._likelihood, declared, self.exchangeable or ()
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns; checks the shapes that the two functions give."""
-        space = self._space
+        space = self._space()
 
         def log_prior(theta: Any) -> Any:
             with promotion_allowed():
@@ -222,6 +235,15 @@ class DensityModel(Model):
                         f" {(n,)}."
                     )
         return Target(space, log_prior, log_prior, log_likelihood, None, lambda block: {})
+
+
+def _groups(exchangeable: Any) -> tuple[tuple[str, ...], ...] | None:
+    """The declared groups; None if nothing is declared."""
+    if exchangeable is None:
+        return None
+    if isinstance(exchangeable, str) or any(isinstance(group, str) for group in exchangeable):
+        raise EpviError(f'exchangeable is {exchangeable!r}: pass groups of names, as in [("weights", "centres")].')
+    return tuple(tuple(group) for group in exchangeable)
 
 
 def _declared(name: str, shape: Any, support: Any) -> Parameter:

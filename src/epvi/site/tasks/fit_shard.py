@@ -28,6 +28,7 @@ from epvi.site.rows.columns import Columns
 from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fingerprint import hash_each, hash_fixed, hash_rows, model_values
+from epvi.site.tasks.labels import settle_labels
 from epvi.wire.shard_fit import Part, Provenance, ShardFit
 
 ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
@@ -59,11 +60,12 @@ def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed
     columns = table.columns
     programs = programs_of(model, columns)
     programs.target.check(columns)
+    model, programs, unaligned = settle_labels(model, programs, columns)
     plan = FitPlan(
         inference,
         block_size(programs, columns, table.num_rows, inference.points_at_once),
         np.asarray(jax.random.key_data(as_key(seed))),
-        provenance(model, programs, table),
+        provenance(model, programs, table, unaligned),
         table.hash_key,
     )
     made = fit_columns(programs, columns, part, plan)
@@ -104,7 +106,7 @@ def _keys(key: Any, shards: Any) -> tuple[jax.Array, jax.Array]:
     return jax.random.fold_in(key, SeedStream.COMMON), jax.vmap(jax.random.fold_in, (None, 0))(key, shards)
 
 
-def provenance(model: Model, programs: Programs, table: Table) -> Provenance:
+def provenance(model: Model, programs: Programs, table: Table, unaligned: tuple[str, ...] = ()) -> Provenance:
     """The provenance of fits of this model to such rows, without inference, key and hash of the rows."""
     prior_values, row_values = model_values(programs, table.columns)
     return Provenance(
@@ -115,6 +117,7 @@ def provenance(model: Model, programs: Programs, table: Table) -> Provenance:
         columns=table.sources,
         standardised=table.standardised,
         levels=table.levels,
+        unaligned=unaligned,
         version=__version__,
     )
 

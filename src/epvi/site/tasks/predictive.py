@@ -202,7 +202,8 @@ def _few(names: Sequence[str]) -> str:
 
 def same_space(posterior: Space, model: Space) -> None:
     """Refuse a model with other parameters than the posterior."""
-    if posterior.signature() != model.signature():
+    # Whether labels were aligned makes no difference to a model's densities and predictions.
+    if posterior.signature()[0] != model.signature()[0]:
         raise EpviError(
             f"the posterior has the parameters ({posterior.describe()}) and the model ({model.describe()}):"
             " pass the model that the posterior was fitted with."

@@ -27,6 +27,7 @@ from epvi.site.fit.nvi import NVI
 from epvi.site.rows.columns import generator
 from epvi.site.rows.rows import read_rows
 from epvi.site.tasks.fit_shard import FitPlan, as_model, as_share, parse_shard, provenance
+from epvi.site.tasks.labels import settle_labels
 from epvi.wire.shard_fit import Part, ShardFit
 
 # Largest sd of r, in nats, at draws of the Gaussian and at draws twice as wide. Judgement: the first bounds the shift
@@ -57,8 +58,9 @@ def stand_in(
     columns = table.columns
     programs = programs_of(model, columns)
     programs.target.check(columns)
+    model, programs, unaligned = settle_labels(model, programs, columns)
     key = as_key(seed)
-    plan = FitPlan(_INFERENCE, 1, np.asarray(jax.random.key_data(key)), provenance(model, programs, table))
+    plan = FitPlan(_INFERENCE, 1, np.asarray(jax.random.key_data(key)), provenance(model, programs, table, unaligned))
     if part.prior == 0 or plan.made_of.flat_prior:
         raise EpviError(
             f"shard {part.label} holds nothing without rows, because its share of the prior is flat: leave it out."
