@@ -18,13 +18,15 @@ import epvi
 from epvi import EpviError
 from epvi.files import load_only
 from epvi.gaussian.mixture import Estimate
-from epvi.hub.posterior.posterior import pack_posterior
+from epvi.hub.posterior.posterior import pack_posterior, unpack_posterior
 from epvi.hub.refine.natural_gradient import JointMoments
-from epvi.hub.refine.refine import Step
+from epvi.hub.refine.pool import Pool
+from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.propose import Source
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
-from epvi.wire.envelope import Envelope, seal
+from epvi.wire.envelope import Envelope, Malformed, seal
 from epvi.wire.request import Asked, pack_draws
 
 NUM_DRAWS, NUM_SHARDS = 64, 3
@@ -133,6 +135,42 @@ def same(a, b):
         assert np.asarray(a).dtype == np.asarray(b).dtype
     else:
         assert repr(a) == repr(b)
+
+
+def adapting_posterior():
+    """In the midst of adaptive rounds."""
+    made = some_posterior()
+    wide = made.mixture
+    pool = Pool(np.arange(30.0).reshape(5, 6), -np.arange(5.0), (Source(((4, wide), (1, wide))), Source(((3, wide),))))
+    step = Step(4, 1.0, 0.5, None, wide, some_certificate(made, 1), adapted=2, mixture_adapted=1, pool=pool)
+    return dataclasses.replace(made, step=step)
+
+
+def test_the_pool_of_adaptive_rounds_comes_back(tmp_path):
+    made = adapting_posterior()
+    same(epvi.load(made.save(tmp_path / "a.epvi")), made)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("pool",), []),
+        (("pool", 0, "parts"), []),
+        (("pool", 0, "parts", 0, "draws"), 0),
+        (("pool", 1, "parts", 0, "draws"), 2**60),
+        (("pool", 0, "parts", 1, "structure"), "round"),
+        (("mixture",), None),
+        (("adapted",), -1),
+    ],
+)
+def test_a_pool_that_does_not_fit_is_refused(place, value):
+    content = pack_posterior(adapting_posterior())
+    entry_of = content.record["step"]
+    for name in place[:-1]:
+        entry_of = entry_of[name]
+    entry_of[place[-1]] = value
+    with pytest.raises(Malformed):
+        unpack_posterior(content)
 
 
 @pytest.mark.parametrize("structure", [epvi.Full(), epvi.Diagonal()])

@@ -18,7 +18,7 @@ from epvi.ground.printable import shown, shown_lines
 if TYPE_CHECKING:
     from epvi.hub.posterior.posterior import Posterior
     from epvi.hub.posterior.summary import Summary
-    from epvi.hub.refine.refine import Step
+    from epvi.hub.refine.step import Step
     from epvi.wire.shard_fit import ShardFit
 
 
@@ -114,13 +114,13 @@ def about_fit(fit: "ShardFit") -> dict[str, Any]:
 def _about_step(step: "Step | None") -> dict[str, Any] | None:
     if step is None:
         return None
-    return {"rounds": step.rounds, "gained": step.gained, "confirmed": step.before is None}
+    return {"rounds": step.rounds, "gained": step.gained, "confirmed": not step.waits}
 
 
 def trusted(posterior: "Posterior") -> str:
     """How it went in words: the certificate, where there is one, and whether a step waits to be confirmed."""
     text = str(posterior.status if posterior.certificate is None else posterior.certificate)
-    waiting = posterior.step is not None and posterior.step.before is not None
+    waiting = posterior.step is not None and posterior.step.waits
     return f"{text} Its last step is not confirmed yet (epvi refine)." if waiting else text
 
 

@@ -16,7 +16,9 @@ from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.ground.validation import at_least
 from epvi.hub.posterior.posterior import Posterior
-from epvi.hub.refine.refine import WORTH, advance, confirmed, finished, length
+from epvi.hub.refine.adaptive import adaptable, begun, continued
+from epvi.hub.refine.refine import WORTH, advance, confirmed, length
+from epvi.hub.refine.step import finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.reasons import Reason, Verdict
@@ -141,6 +143,8 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     if more is not None:
         best, _, certificate = _asked(dataclasses.replace(best, certificate=None), ask, more, seed)
         best = best.with_certificate(certificate)
+    if rounds.refine and adaptable(best):
+        best = _adapted(best, answered, ask, rounds, seed)
     best = finished(best) if rounds.contented else best
     return best if rounds.certify else dataclasses.replace(best, certificate=None)
 
@@ -174,6 +178,21 @@ def _refined(
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
     return best, answered if best is posterior else begun
+
+
+def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds, seed: jax.Array) -> Posterior:
+    """The posterior after adaptive rounds, which ask for log densities only."""
+    only_values = dataclasses.replace(rounds, refine=0)
+    posterior = begun(posterior, answered)
+    while posterior.step is not None and posterior.step.waits:
+        posterior, answered, certificate = _asked(posterior, ask, only_values, seed)
+        logger.info(
+            "adaptive round %d: %d Gaussians, %.0f of %s draws count; %s",
+            *(posterior.step.adapted, posterior.mixture.num_components, certificate.ess),
+            *(f"{certificate.num_draws:,}", certificate.verdict),
+        )
+        posterior = continued(posterior, answered, certificate)
+    return posterior
 
 
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:

@@ -50,7 +50,7 @@ def _rounds(posterior: "Posterior") -> list[tuple[str, str]]:
     if step is not None:
         text = f"{counted(step.rounds, 'round')}, {step.gained:.4g} nats gained, next step size {step.rate:g}"
         lines.append(("refinement", text))
-        if step.before is not None:
+        if step.waits:
             lines.append(("", "the last step is not confirmed yet; the posterior before it is in this file too"))
     if posterior.traffic:
         lines.append(("exchanged", f"{posterior.traffic:,} numbers between sites and centre in these rounds"))

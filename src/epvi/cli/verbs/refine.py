@@ -12,7 +12,7 @@ from epvi.ground.printable import shown
 
 if TYPE_CHECKING:
     from epvi.hub.posterior.posterior import Posterior
-    from epvi.hub.refine.refine import Step
+    from epvi.hub.refine.step import Step
     from epvi.wire.answer import Scores
     from epvi.wire.request import Draws
 
@@ -54,7 +54,7 @@ def refine(
     path = made.save(output)
     data = {**about_posterior(made, summary), "file": str(path), "draws": None}
     words = [*_what_became(before.step, made.step)]
-    if made.step is not None and made.step.before is not None:
+    if made.step is not None and made.step.waits:
         asked = _next_draws(made, answers[0])
         data["draws"] = str(asked.save(target))
         words += _next_round(path, target, asked, made.step)
@@ -72,7 +72,8 @@ def _next_draws(posterior: "Posterior", answer: "Scores") -> "Draws":
     """As many as in the round before, from the same seed: only then are two rounds compared draw by draw."""
     import numpy as np
 
-    return posterior.ask(answer.asked.num_draws, seed=np.asarray(answer.asked.key, np.uint32))
+    adapts = posterior.step is not None and posterior.step.pool is not None
+    return posterior.ask(answer.asked.num_draws, moments=not adapts, seed=np.asarray(answer.asked.key, np.uint32))
 
 
 def _what_became(before: "Step | None", after: "Step | None") -> list[str]:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from epvi.gaussian.mixture import Estimate
+from epvi.hub.posterior.file_pool import describe_pool, pool_arrays, read_pool
 from epvi.hub.posterior.parts import Parts
 from epvi.hub.refine.natural_gradient import JointMoments
-from epvi.hub.refine.refine import Step
+from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
 from epvi.wire.answer import Expected, read_array
@@ -138,6 +139,9 @@ def describe_step(step: Step | None) -> dict[str, Any] | None:
         "before": before,
         "mixture": None if step.mixture is None else step.mixture.structure.name,
         "certificate": describe_certificate(step.certificate),
+        "adapted": step.adapted,
+        "mixture_adapted": step.mixture_adapted,
+        "pool": describe_pool(step.pool),
     }
 
 
@@ -145,7 +149,7 @@ def step_arrays(step: Step | None) -> dict[str, np.ndarray]:
     """The arrays of a refinement's state by name."""
     if step is None:
         return {}
-    arrays = certificate_arrays(step.certificate, "before/certificate/")
+    arrays = certificate_arrays(step.certificate, "before/certificate/") | pool_arrays(step.pool)
     if step.mixture is not None:
         arrays |= mixture_arrays(step.mixture, "before/posterior/")
     if step.before is not None:
@@ -170,7 +174,15 @@ def read_step(record: Record, content: Envelope, dim: int, num_answers: int) -> 
     if record.any("mixture") is not None:
         mixture = read_mixture(record.text("mixture"), content.arrays, dim, "before/posterior/")
     gained = _number(record.any("gained"), "gained")
-    return Step(record.whole("rounds", 0, _MOST_ROUNDS), rate, gained, before, mixture, certificate)
+    # Files of versions without adaptive rounds lack these.
+    adapted, of_mixture = (
+        record.whole(name, 0, _MOST_ROUNDS) if _there(record, name) else 0 for name in ("adapted", "mixture_adapted")
+    )
+    pool = read_pool(record, content, dim) if _there(record, "pool") else None
+    if pool is not None and (mixture is None or certificate is None or before is not None):
+        raise Malformed("its pool of scored draws is there without the posterior to return to")
+    rounds = record.whole("rounds", 0, _MOST_ROUNDS)
+    return Step(rounds, rate, gained, before, mixture, certificate, adapted, of_mixture, pool)
 
 
 def _read_moments(structure: str, content: Envelope, dim: int) -> JointMoments:

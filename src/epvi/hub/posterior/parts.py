@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from epvi.hub.posterior.effects import Effects
 from epvi.hub.product.result import Product, ProductMixture
-from epvi.hub.refine.refine import Step
+from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
 from epvi.parameters.space import Space
 from epvi.wire.shard_fit import ShardFit

@@ -27,7 +27,7 @@ from epvi.hub.posterior.multiplied import checked_and_multiplied
 from epvi.hub.posterior.parts import Choices, Parts
 from epvi.hub.posterior.summary import Derive, Summary, summarise
 from epvi.hub.product.result import ProductMixture
-from epvi.hub.refine.refine import Step
+from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.propose import digest_of, draws_of, usual_base
 from epvi.parameters.space import Space

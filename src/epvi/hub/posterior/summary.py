@@ -19,7 +19,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.text_table import lined_up
 from epvi.hub.posterior.effects import Effects
-from epvi.hub.refine.refine import Refinable
+from epvi.hub.refine.step import Refinable
 from epvi.parameters.space import Space
 
 # Draws behind the quantiles of group effects: so many numbers in all, and at least so many draws. Judgement: a second.
@@ -100,7 +100,8 @@ def summarise(
         part = exact.get(name)
         known = _moments(of_one[:num_samples], weights[:num_samples]) if part is None else (mean[part], sd[part])
         done = part is not None and effects is not None and name in effects.which.names
-        moved = known if done else _corrected(of_one[num_samples:], weights[num_samples:], *known)
+        scored = found if found is not None and found.corrects and not done else None
+        moved = known if scored is None else _corrected(of_one[num_samples:], scored.weights, scored.own, *known)
         means.append(moved[0])
         sds.append(moved[1])
         at.append(np.stack([_quantiles(column, weights, quantiles) for column in of_one.T]))
@@ -153,15 +154,23 @@ def _moments(values: Float[np.ndarray, "n k"], weights: Float[np.ndarray, " n"])
 
 
 def _corrected(
-    values: Float[np.ndarray, "S k"], weights: Float[np.ndarray, " S"], mean: np.ndarray, sd: np.ndarray
+    values: Float[np.ndarray, "S k"],
+    w: Float[np.ndarray, " S"],
+    v: Float[np.ndarray, " S"],
+    mean: np.ndarray,
+    sd: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and sd corrected by draws with signed weights, which sum to 0."""
-    if not len(values):
-        return mean, sd
-    away = values - mean
-    shift = weights @ away
-    variance = sd**2 + weights @ away**2 - shift**2
-    return mean + shift, np.sqrt(np.maximum(variance, 1e-6 * sd**2))
+    """Mean and sd under w, with those under v as control variates: their known values are `mean` and `sd`."""
+    centre = mean + _controlled(values - mean, w, v, np.zeros_like(mean))
+    variance = _controlled((values - centre) ** 2, w, v, sd**2 + (mean - centre) ** 2)
+    return centre, np.sqrt(np.maximum(variance, 1e-6 * sd**2))
+
+
+def _controlled(values: Float[np.ndarray, "S k"], w: np.ndarray, v: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Σ w h + β (E_q h − Σ v h), with the β of least variance: 1 where w = v, 0 where Σ v h says nothing of Σ w h."""
+    under, control = w[:, None] * (values - w @ values), v[:, None] * (values - v @ values)
+    beta = np.sum(under * control, axis=0) / np.maximum(np.sum(control**2, axis=0), 1e-300)
+    return w @ values + beta * (known - v @ values)
 
 
 def _quantiles(

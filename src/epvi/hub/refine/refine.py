@@ -6,7 +6,7 @@ itself is in `natural_gradient.py`; here is decided whether it is kept, so that 
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import numpy as np
 
@@ -16,12 +16,12 @@ from epvi.ground.log import logger
 from epvi.ground.status import Status, StatusCode
 from epvi.ground.verb import verb
 from epvi.hub.product.result import ProductMixture
+from epvi.hub.refine.adaptive import adaptable, begun, continued, kept_best
 from epvi.hub.refine.natural_gradient import JointMoments, divergence, only, paired_difference, stepped
-from epvi.hub.trust.approximation import Approximation
+from epvi.hub.refine.step import Refinable, Step, finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.propose import base_of
-from epvi.hub.trust.verdict import when_refined
 from epvi.wire.answer import Scores
 
 # Steps with a smaller KL divergence, in nats, are not worth a round: 5e-4 is a mean that moves by 0.03 sds (0.03²/2).
@@ -34,37 +34,6 @@ _SAME_DRAWS = 1e-6
 _LIGHTEST = 1e-6
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Step:
-    """State of a refinement.
-
-    Attributes:
-        rounds: steps taken so far.
-        rate: step size ρ of the next step.
-        gained: ELBO gained by all confirmed steps, in nats.
-        before: expectations before the last step, if that is not confirmed yet; otherwise None.
-        mixture: the posterior before the unconfirmed step, to return to.
-        certificate: its certificate.
-    """
-
-    rounds: int
-    rate: float
-    gained: float
-    before: JointMoments | None = None
-    mixture: GaussianMixture | None = None
-    certificate: Certificate | None = None
-
-
-@runtime_checkable
-class Refinable(Approximation, Protocol):
-    """A posterior approximation that can have a certificate."""
-
-    @property
-    def certificate(self) -> Certificate | None:
-        """The certificate, once draws were scored."""
-        ...
-
-
 Posterior = TypeVar("Posterior", bound=Refinable)
 
 
@@ -72,12 +41,17 @@ Posterior = TypeVar("Posterior", bound=Refinable)
 def refine(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bool = False) -> Posterior:
     """Confirm or undo the posterior's last step by the scores of its draws, and take the next step.
 
-    The sites then score draws of the posterior that is returned, until its `step.before` is None: then refinement has
-    converged, and the posterior has its certificate.
+    The sites then score draws of the posterior that is returned, until its `step.waits` is False: then refinement has
+    ended, and the posterior has its certificate. Where steps have converged and Gaussians at the modes are not enough,
+    adaptive rounds follow (`adaptive.py`).
     """
     answered = collect(posterior, scores)
-    made = advance(posterior, answered, certificate_of(posterior, answered, accept_missing))
-    waits = made.step is not None and made.step.before is not None
+    certificate = certificate_of(posterior, answered, accept_missing)
+    adapts = posterior.step is not None and posterior.step.pool is not None
+    made = (continued if adapts else advance)(posterior, answered, certificate)
+    if not adapts and adaptable(made):
+        made = begun(made, answered)
+    waits = made.step is not None and made.step.waits
     logger.info("refinement: %s", "a step was taken, which is to be scored" if waits else "no further step is worth it")
     return made
 
@@ -85,7 +59,10 @@ def refine(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bo
 def settle(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bool = False) -> Posterior:
     """Confirm or undo the posterior's last step by the scores of its draws, without a further step."""
     answered = collect(posterior, scores)
-    return confirmed(posterior, answered, certificate_of(posterior, answered, accept_missing))[0]
+    certificate = certificate_of(posterior, answered, accept_missing)
+    if posterior.step is not None and posterior.step.pool is not None:
+        return kept_best(posterior, certificate)
+    return confirmed(posterior, answered, certificate)[0]
 
 
 def advance(posterior: Posterior, answered: Answered, certificate: Certificate, worth: float = WORTH) -> Posterior:
@@ -113,15 +90,6 @@ def advance(posterior: Posterior, answered: Answered, certificate: Certificate, 
 def length(before: GaussianMixture, after: GaussianMixture) -> float:
     """The KL divergence of a step, in nats; infinite if it dropped components."""
     return divergence(before, after) if before.num_components == after.num_components else np.inf
-
-
-def finished(posterior: Posterior) -> Posterior:
-    """The final posterior: the text of its certificate no longer recommends refinement."""
-    found = posterior.certificate
-    if found is None or not found.faults:
-        return posterior
-    text = when_refined(posterior, found.faults)
-    return dataclasses.replace(posterior, certificate=dataclasses.replace(found, text=text))
 
 
 def confirmed(

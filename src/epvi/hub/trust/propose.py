@@ -27,10 +27,33 @@ _INFLATED, _STRAY = 2, 1
 # The inflated copy has sds larger by exp(3/d), at most 2: the density at its mean is lower by 3 nats (less for d < 5).
 # Judgement: wide enough to reach the tails, near enough that draws keep some weight.
 _NATS, _WIDEST = 3.0, 2.0
+# Sixteenths of the draws, in adaptive rounds, from one Gaussian around the whole posterior with sds larger by this
+# factor. Judgement: a banana whose ends have no component shows in its weights.
+_WHOLE, _WIDE_SDS = 1, 2.5
 # Initial weight of stray modes among the Gaussians to refine; the first natural-gradient step replaces it. Judgement.
 _STRAY_WEIGHT = 1e-3
 # Version of the way draws are generated, part of the digest: increase it when the same posterior and key give others.
 _SCHEME = b"1"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Source:
+    """A mixture proposal: its parts, with the numbers of draws that came from each."""
+
+    parts: tuple[tuple[int, GaussianMixture], ...]
+
+    @property
+    def num_draws(self) -> int:
+        """The number of draws from all parts."""
+        return sum(count for count, _ in self.parts)
+
+    def log_parts(self, theta: Float[np.ndarray, "n d"]) -> list[Float[np.ndarray, " n"]]:
+        """For each part the log of its share times its density."""
+        return [math.log(count / self.num_draws) + log_density(part, theta) for count, part in self.parts]
+
+    def log_density(self, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+        """log g at every point."""
+        return np.logaddexp.reduce(self.log_parts(theta), axis=0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +67,7 @@ class Proposal:
         log_q: log density of the posterior at every draw.
         modes: one Gaussian per mode of the posterior, followed by the stray modes.
         num_modes: how many of them are modes of the posterior.
+        source: the parts of the proposal.
     """
 
     theta: Float[np.ndarray, "S d"]
@@ -52,6 +76,7 @@ class Proposal:
     log_q: Float[np.ndarray, " S"]
     modes: GaussianMixture
     num_modes: int
+    source: Source
 
 
 # The last proposal, by its request, which names the posterior by its hash: it is needed to ask, and with the answers.
@@ -69,28 +94,44 @@ def propose(posterior: Approximation, asked: Asked) -> Proposal:
 
 
 def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
-    q = posterior.mixture
-    settled = posterior.step is not None
-    modes = q if settled else one_per_mode(q)
+    q, past = posterior.mixture, 0 if posterior.step is None else posterior.step.adapted
+    modes = q if posterior.step is not None and not past else one_per_mode(q)
     shards = aligned(posterior.space, [fit.mixture for fit in posterior.fits])
     stray = stray_modes(shards, modes)
-    counts = _counts(asked.num_draws, stray is not None)
-    scale = min(_WIDEST, math.exp(_NATS / q.dim))
-    wide = GaussianMixture(q.log_weights, q.means, np.asarray(q.roots) / scale, q.structure)
-    points = uniform_points(asked.num_draws, q.dim + 1, request_words(asked.key, RequestStream.DRAWS))
+    source = _source(q, stray, asked.num_draws, whole=past > 0)
+    # Each adaptive round has points of its own: a mixture that was fitted to draws looks good on them.
+    words = (*request_words(asked.key, RequestStream.DRAWS), *([past] if past else []))
+    points = uniform_points(asked.num_draws, q.dim + 1, words)
     # A contiguous part of a Sobol sequence has low discrepancy as well.
-    parts = np.split(points, np.cumsum(counts)[:-1])
-    sources = [q, wide, *([stray] if stray is not None else [])]
-    theta = np.concatenate([draw(source, u) for source, u in zip(sources, parts, strict=False)])
-    logs = [log_density(source, theta) for source in sources]
-    shares = np.log(np.array(counts[: len(sources)]) / asked.num_draws)
-    log_g = np.logaddexp.reduce([share + log for share, log in zip(shares, logs, strict=True)], axis=0)
-    return Proposal(theta, counts[0], log_g, logs[0], joined(modes, stray, _STRAY_WEIGHT), modes.num_components)
+    some = np.split(points, np.cumsum([count for count, _ in source.parts])[:-1])
+    theta = np.concatenate([draw(part, u) for (_, part), u in zip(source.parts, some, strict=True)])
+    logs, own = source.log_parts(theta), source.parts[0][0]
+    log_q = logs[0] - math.log(own / asked.num_draws)
+    return Proposal(
+        theta=theta,
+        num_own=own,
+        log_g=np.logaddexp.reduce(logs, axis=0),
+        log_q=log_q,
+        modes=joined(modes, stray, _STRAY_WEIGHT),
+        num_modes=modes.num_components,
+        source=source,
+    )
 
 
-def _counts(num_draws: int, stray: bool) -> tuple[int, int, int]:
-    inflated, others = num_draws * _INFLATED // 16, num_draws * _STRAY // 16 if stray else 0
-    return num_draws - inflated - others, inflated, others
+def _source(q: GaussianMixture, stray: GaussianMixture | None, num_draws: int, *, whole: bool) -> Source:
+    """The posterior, its inflated copy, stray modes, and in adaptive rounds one Gaussian around the whole."""
+    scale = min(_WIDEST, math.exp(_NATS / q.dim))
+    others = [(_INFLATED, GaussianMixture(q.log_weights, q.means, np.asarray(q.roots) / scale, q.structure))]
+    others += [(_STRAY, stray)] if stray is not None else []
+    others += [(_WHOLE, _around(q))] if whole else []
+    counted = [(num_draws * share // 16, part) for share, part in others]
+    return Source(((num_draws - sum(count for count, _ in counted), q), *(pair for pair in counted if pair[0])))
+
+
+def _around(q: GaussianMixture) -> GaussianMixture:
+    """One Gaussian with larger sds than the whole mixture: it reaches where no component does."""
+    covariance = np.asarray(q.covariance()) * _WIDE_SDS**2
+    return GaussianMixture.from_covariances(np.asarray(q.mean())[None], covariance[None])
 
 
 def draws_of(posterior: Approximation, asked: Asked) -> Draws:

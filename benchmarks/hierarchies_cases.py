@@ -1,0 +1,157 @@
+"""The cases of `hierarchies.py`: a model, its rows, and the numbers of shards to try."""
+
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import hierarchies_models as models
+import numpy as np
+
+Rows = dict[str, np.ndarray]
+
+
+class Case(NamedTuple):
+    """One model with its rows; `curved` ones may be refused, but not trusted if they are wrong."""
+
+    name: str
+    model: Callable
+    rows: Rows
+    shards: tuple[int, ...]
+    curved: bool = False
+    exact: Callable | None = None  # how NUTS samples it well, if not as it is written
+    hidden: tuple[str, ...] = ()  # parameters that are not compared
+
+    @property
+    def num_rows(self) -> int:
+        return len(next(iter(self.rows.values())))
+
+
+def rng_of(name: str) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(name.encode()))
+
+
+def grouped(name: str, family: str, size: int, largest: int, kind: str = "intercepts") -> Rows:
+    """Rows of groups whose sizes are log-uniform from 1 to `largest`."""
+    rng = rng_of(name)
+    sizes = np.exp(rng.uniform(0, np.log(largest), size)).astype(int) + 1
+    g = np.repeat(np.arange(size), sizes)
+    x = rng.normal(size=(len(g), 3))
+    eta = x @ [0.5, -0.3, 0.2] + rng.normal(0.3, 0.6, size)[g]
+    rows: Rows = {"x": x, "g": g}
+    if kind == "slopes":
+        eta += rng.normal(0, 0.4, size)[g] * x[:, 0]
+    if kind in ("crossed", "nested"):
+        h = rng.integers(0, size // 4, len(g)) if kind == "crossed" else g // 4
+        eta += rng.normal(0, 0.5, size // 4 + 1)[h]
+        rows["h"] = h
+    draw = {
+        "logistic": lambda: (rng.random(len(g)) < 1 / (1 + np.exp(-eta))).astype(np.int32),
+        "poisson": lambda: rng.poisson(np.exp(eta)),
+        "normal": lambda: rng.normal(eta, 0.8),
+    }[family]
+    return {**rows, "y": draw()}
+
+
+def simulated() -> list[Case]:
+    found = []
+    for family in ("logistic", "poisson", "normal"):
+        for size, largest in ((20, 100), (100, 200), (1000, 1000)):
+            for centred in (True, False):
+                name = f"{family}, {size} groups"
+                rows = grouped(name, family, size, largest)
+                model = models.intercepts(family, size, centred)
+                exact = models.intercepts(family, size, False)
+                label = f"{name}, {'centred' if centred else 'non-centred'}"
+                found.append(Case(label, model, rows, (2, 20), exact=exact, hidden=("a_raw",)))
+        name = f"{family}, slopes of 60 groups"
+        found.append(
+            Case(name, models.slopes(family, 60, True), grouped(name, family, 60, 200, "slopes"), (2, 20),
+                 exact=models.slopes(family, 60, False), hidden=("a_raw", "b_raw"))
+        )
+        for kind in ("nested", "crossed"):
+            name = f"{family}, {kind} 80 and 20"
+            sizes = (80, 21)
+            found.append(
+                Case(name, models.crossed(family, sizes, True), grouped(name, family, 80, 200, kind), (2, 20),
+                     exact=models.crossed(family, sizes, False), hidden=("a_raw", "b_raw"))
+            )
+    return found
+
+
+def radon(folder: Path) -> list[Case]:
+    path = folder / "radon" / "radon_mn.json"
+    if not path.is_file():
+        return []
+    data = json.loads(path.read_text())
+    rows = {
+        "uranium": np.array(data["log_uppm"], float),
+        "floor": np.array(data["floor_measure"], float),
+        "county": np.array(data["county_idx"]) - 1,
+        "y": np.array(data["log_radon"], float),
+    }
+    found = []
+    for kind, make in (("intercepts", models.radon), ("slopes", models.radon_slopes)):
+        for centred in (True, False):
+            label = f"radon, {kind}, {'centred' if centred else 'non-centred'}"
+            found.append(
+                Case(label, make(85, centred), rows, (2, 5, 20), exact=make(85, False), hidden=("a_raw", "b_raw"))
+            )
+    return found
+
+
+def small() -> list[Case]:
+    rng = rng_of("small")
+    y = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
+    school = {"j": np.arange(8), "error": np.array([15.0, 10, 16, 11, 9, 11, 10, 18]), "y": y}
+    found = [
+        Case(f"eight schools, {word}", models.schools(centred), school, (2, 4), exact=models.schools(False),
+             hidden=("theta_raw",))
+        for centred, word in ((True, "centred"), (False, "non-centred"))
+    ]
+    g = np.repeat(np.arange(9), 3)
+    found.append(Case("funnel, 9 groups", models.funnel, {"g": g, "y": rng.normal(rng.normal(0, 1, 9)[g])}, (2, 5)))
+    found.append(Case("banana", models.banana, {"y": rng.normal(1.0, 1, 40)}, (2, 5), curved=True))
+    found.append(Case("ridge a·b", models.ridge, {"y": rng.normal(2.0, 1, 40)}, (2, 5), curved=True))
+    n = rng.integers(20, 200, 60)
+    rows = {"n": n, "k": rng.binomial(n, rng.beta(0.3, 30, 60))}
+    found.append(Case("beta-binomial, rare events", models.rare, rows, (2, 10)))
+    found.append(Case("no event in 30 rows", models.none_of, {"y": np.zeros(30, np.int32)}, (2, 5)))
+    for counts in ((345, 156, 95, 4, 0), (200, 0, 100, 0, 0, 1), (50, 3, 0)):
+        y = rng.permutation(np.repeat(np.arange(len(counts)), counts))
+        found.append(Case(f"simplex {counts}", models.simplex(len(counts)), {"y": y}, (2, 10)))
+    return found
+
+
+def mixtures() -> list[Case]:
+    found = []
+    for size in (2, 4, 6):
+        rng = rng_of(f"mixture {size}")
+        y = rng.normal(4.0 * rng.integers(0, size, 200 * size), 1.0)
+        found.append(Case(f"mixture of {size}, undeclared", models.mixture(size), {"y": y}, (2, 5)))
+    return found
+
+
+def few_rows() -> list[Case]:
+    found = []
+    for rows_each, num_columns in ((3, 4), (10, 4), (30, 8)):
+        rng = rng_of(f"few {rows_each}")
+        x = np.c_[np.ones(20 * rows_each), rng.normal(size=(20 * rows_each, num_columns - 1))]
+        w = rng.normal(0, 0.5, num_columns)
+        eta = x @ w
+        for family, model, y in (
+            ("linear, flat", models.flat_linear, rng.normal(eta, 1.0)),
+            ("logistic, wide", models.wide_logistic, (rng.random(len(x)) < 1 / (1 + np.exp(-eta))).astype(np.int32)),
+            ("Poisson, flat", models.flat_poisson, rng.poisson(np.exp(eta))),
+        ):
+            found.append(Case(f"{family}, {rows_each} rows a shard", model, {"x": x, "y": y}, (20,)))
+    return found
+
+
+def cases(folder: Path) -> list[Case]:
+    return [*radon(folder), *small(), *simulated(), *mixtures(), *few_rows()]
+
+
+def told(values: Any) -> str:
+    return ", ".join(str(value) for value in values)
