@@ -16,6 +16,7 @@ from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.ground.validation import at_least
 from epvi.hub.posterior.posterior import Posterior
+from epvi.hub.refine.propriety import refuse_runaway, rests_on_information
 from epvi.hub.refine.refine import WORTH, advance, confirmed, finished, length
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
@@ -28,6 +29,8 @@ from epvi.wire.request import Draws
 
 # Refinement rounds unless said. Judgement: most posteriors need one or two, some that are far from Gaussian need ten.
 _MOST_ROUNDS = 10
+# The same where shards gave information instead of densities, so that the first consensus may be far off. Judgement.
+_MORE_ROUNDS = 30
 # Where importance weights of at least this efficiency correct the posterior, steps of a smaller KL divergence than this
 # (in nats) are not worth a round. Judgement: 0.01 nats are a mean that moves by 0.14 sds, which the weights correct.
 _WELL, _LITTLE = 0.5, 0.01
@@ -88,12 +91,14 @@ class Rounds:
         if not (self.contented and self.refine):
             return False
         step = posterior.step
-        gaps = float(np.sum(np.maximum([fit.gap for fit in posterior.fits], 0.0)))
+        gaps = float(np.nansum(np.maximum([fit.gap for fit in posterior.fits], 0.0)))
         if step is None:
-            return posterior.space.dim > _MANY_PARAMETERS or gaps > _FAR_FITS
+            return rests_on_information(posterior) or posterior.space.dim > _MANY_PARAMETERS or gaps > _FAR_FITS
         if step.before is None:
             return False
         taken = length(step.before.gaussians, posterior.mixture)
+        if rests_on_information(posterior):
+            return taken > _LARGE_STEP
         return next_step(taken, gaps / len(posterior.fits) ** 2, posterior.space.dim) > _LARGE_STEP
 
     def telling(self, posterior: Posterior, answered: Answered) -> "Rounds | None":
@@ -132,11 +137,14 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     if not rounds.any:
         return posterior
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
+    if rounds.contented and rests_on_information(posterior):
+        rounds = dataclasses.replace(rounds, refine=_MORE_ROUNDS)
     best, answered = _refined(posterior, ask, rounds, seed, hasty=True)
     if best.certificate is not None and best.certificate.num_draws < rounds.scoring.num_draws:
         taken = 0 if best.step is None else best.step.rounds
         rest = dataclasses.replace(rounds, refine=max(rounds.refine - taken, 0))
         best, answered = _refined(best, ask, rest, seed, hasty=False)
+    refuse_runaway(best, answered)
     more = rounds.telling(best, answered)
     if more is not None:
         best, _, certificate = _asked(dataclasses.replace(best, certificate=None), ask, more, seed)

@@ -32,9 +32,8 @@ from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.propose import digest_of, draws_of, usual_base
 from epvi.parameters.space import Space
 from epvi.wire import envelope
-from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import NUM_DRAWS, Asked, Draws
-from epvi.wire.shard_fit import ShardFit
+from epvi.wire.shard_fit import ShardFit, fit_arrays
 
 if TYPE_CHECKING:
     import pyarrow
@@ -125,7 +124,7 @@ class Posterior:
     @property
     def bytes_exchanged(self) -> int:
         """Bytes of all float64 numbers exchanged between sites and hub, without headers."""
-        arrays = (x for fit in self.fits for x in mixture_arrays(fit.mixture).values())
+        arrays = (x for fit in self.fits for x in fit_arrays(fit).values())
         return 8 * (sum(array.size for array in arrays) + self.traffic)
 
     def ask(self, num_draws: int = NUM_DRAWS, *, moments: bool = True, seed: Seed = 0) -> Draws:

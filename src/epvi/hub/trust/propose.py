@@ -72,7 +72,7 @@ def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
     q = posterior.mixture
     settled = posterior.step is not None
     modes = q if settled else one_per_mode(q)
-    shards = aligned(posterior.space, [fit.mixture for fit in posterior.fits])
+    shards = aligned(posterior.space, [fit.mixture for fit in posterior.fits if fit.stands_alone])
     stray = stray_modes(shards, modes)
     counts = _counts(asked.num_draws, stray is not None)
     scale = min(_WIDEST, math.exp(_NATS / q.dim))

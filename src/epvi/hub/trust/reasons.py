@@ -43,6 +43,7 @@ class Reason(enum.StrEnum):
     LOST_MODE = "lost-mode"
     UNEVEN_WEIGHTS = "uneven-weights"
     UNCERTAIN_SCORES = "uncertain-scores"
+    NOT_REFINED = "not-refined"
     OTHER = "other"
 
 
@@ -67,6 +68,7 @@ _REMEDIES = {
     Reason.LOST_MODE: _REFINE,
     Reason.UNEVEN_WEIGHTS: _REFINE,
     Reason.UNCERTAIN_SCORES: "ask for exact ones (exact=True, --exact)",
+    Reason.NOT_REFINED: _REFINE,
     Reason.OTHER: "",
 }
 # Reasons that refinement rounds can remove.
