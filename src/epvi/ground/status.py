@@ -20,10 +20,10 @@ class StatusCode(enum.StrEnum):
         return member
 
     # A shard's fit. NO_MODE: no climb reached one. CYCLING, SLOWLY_RISING and RISING: the sweeps ran out, the bound
-    # repeating itself, rising by little, or by so much that the fit is not one to multiply.
-    # INFORMATION: the shard has no density of its own, and its natural parameters inform those of the others.
+    # repeating itself, rising by little, or by so much that the fit is not one to multiply. INFORMATION: no density of
+    # its own, but slope and curvature, which can be multiplied with the fits of other shards.
     CONVERGED = "converged", True
-    INFORMATION = "information", True
+    INFORMATION = "information", False
     FLAT_DIRECTION = "flat-direction", False
     NON_FINITE = "non-finite", False
     NO_MODE = "no-mode", False

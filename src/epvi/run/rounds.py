@@ -27,10 +27,9 @@ from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import Draws
 
-# Refinement rounds unless said. Judgement: most posteriors need one or two, some that are far from Gaussian need ten.
-_MOST_ROUNDS = 10
-# The same where shards gave information instead of densities, so that the first consensus may be far off. Judgement.
-_MORE_ROUNDS = 30
+# Refinement rounds unless said, at most; beyond the second number only while the last two gained at least so many nats.
+# Judgement: most posteriors need one or two, some that are far from Gaussian ten, and a product that is far off more.
+_MOST_ROUNDS, _USUAL_ROUNDS, _HELPS = 30, 10, 0.5
 # Where importance weights of at least this efficiency correct the posterior, steps of a smaller KL divergence than this
 # (in nats) are not worth a round. Judgement: 0.01 nats are a mean that moves by 0.14 sds, which the weights correct.
 _WELL, _LITTLE = 0.5, 0.01
@@ -137,8 +136,6 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     if not rounds.any:
         return posterior
     seed = jax.random.fold_in(key, SeedStream.DRAWS)
-    if rounds.contented and rests_on_information(posterior):
-        rounds = dataclasses.replace(rounds, refine=_MORE_ROUNDS)
     best, answered = _refined(posterior, ask, rounds, seed, hasty=True)
     if best.certificate is not None and best.certificate.num_draws < rounds.scoring.num_draws:
         taken = 0 if best.step is None else best.step.rounds
@@ -171,10 +168,16 @@ def _refined(
 
     posterior, answered, certificate = asked(posterior)
     first, begun = posterior.with_certificate(certificate), answered
+    gained: list[float] = []
     for _ in range(rounds.refine):
         if answered.moments is None or (rounds.contented and certificate.verdict == Verdict.TRUST):
             break
-        posterior = advance(posterior, answered, certificate, rounds.worth(certificate))
+        further = advance(posterior, answered, certificate, rounds.worth(certificate))
+        if further.step is not None:
+            gained.append(further.step.gained)
+        if rounds.contented and not _helps(gained):
+            break
+        posterior = further
         if posterior.step is None or posterior.step.before is None:
             break
         posterior, answered, certificate = asked(posterior)
@@ -182,6 +185,11 @@ def _refined(
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
     return best, answered if best is posterior else begun
+
+
+def _helps(gained: list[float]) -> bool:
+    """Whether another round is worth it, from the nats gained in all before each round."""
+    return len(gained) <= _USUAL_ROUNDS or gained[-1] - gained[-3] >= _HELPS
 
 
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:

@@ -168,6 +168,11 @@ class ShardFit:
         """Whether it is a density of its own, and not only information for the other shards."""
         return self.point is None
 
+    @property
+    def can_be_multiplied(self) -> bool:
+        """Whether it can be multiplied with the fits of other shards: it ended well, or is information for them."""
+        return self.status.ok or not self.stands_alone
+
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, by atomic rename."""
         return envelope.save(path, pack_fit(self), unpack_fit)

@@ -40,7 +40,7 @@ def fit_text(file: Path, fit: "ShardFit") -> str:
         *_point_lines(fit),
     ]
     ending = (
-        f"That is all: {count:,} numbers{' of the mixture' if fit.point is None else ''}, and the text above. No row and no value of a column is in it;"
+        f"That is all: {count:,} numbers of the mixture, and the text above. No row and no value of a column is in it;"
         " docs/multi-site.md says what means and covariances can tell of rows."
     )
     return f"{lined_up(lines, left=(0, 1))}\n\n{ending}"

@@ -156,8 +156,8 @@ class Posterior:
         late = {fit.shard for fit in fits}
         others = [other for other in self.fits if not (other.is_stand_in and other.shard in late)]
         # Unconverged fits that are already in the posterior were accepted when it was combined.
-        bad = [fit for fit in fits if not fit.status.ok]
-        accept = accept_unconverged or (not bad and any(not other.status.ok for other in others))
+        bad = [fit for fit in fits if not fit.can_be_multiplied]
+        accept = accept_unconverged or (not bad and any(not other.can_be_multiplied for other in others))
         seed = np.asarray(self.choices.key, np.uint32)
         return Posterior(
             *checked_and_multiplied([*others, *fits], self.choices.product, seed, accept_unconverged=accept)

@@ -274,7 +274,7 @@ def _log_mass(value: float, gradient: Float[np.ndarray, " d"], hessian: np.ndarr
 
 
 def _not_refined(posterior: Approximation) -> list[Fault]:
-    """Whether shards that do not stand alone were only asked at points of their own so far, and not at the consensus."""
+    """Whether shards that do not stand alone were asked only at points of their own so far."""
     lacking = [fit for fit in posterior.fits if not fit.stands_alone]
     if not lacking or posterior.step is not None:
         return []

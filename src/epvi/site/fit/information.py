@@ -5,8 +5,8 @@ Of f = log p_m it gives the natural parameters of its quadratic expansion about 
 
     Λ = −∇²f(θ₀) with negative eigenvalues set to 0,  η = ∇f(θ₀) + Λ θ₀
 
-θ₀ is the mode under a stand-in for the prior, N(0, I/κ) with κ = min(n, d) for n rows: as strong as the rows while these
-are so few that they can be fitted exactly, when a scale would tend to zero, and weak beside many rows.
+θ₀ is the mode under a stand-in for the prior, N(0, I/κ) with κ = min(n, d) for n rows: as strong as the rows while
+these are so few that they can be fitted exactly, when a scale would tend to zero, and weak beside many rows.
 """
 
 from collections.abc import Sequence
