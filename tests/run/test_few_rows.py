@@ -1,7 +1,5 @@
 """Shards that do not stand alone: what they hand over, and that all of them together still give the posterior."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,13 +52,24 @@ def exact_coefficients(x, y):
     return mean, np.sqrt(scale * np.diag(np.linalg.inv(precision)) * dof / (dof - 2))
 
 
+def positive_part(matrix):
+    """Its part with positive eigenvalues, in coordinates in which it has a unit diagonal."""
+    units = 1 / np.sqrt(np.abs(np.diag(matrix)))
+    eigenvalues, vectors = np.linalg.eigh(matrix * np.outer(units, units))
+    return (vectors * np.maximum(eigenvalues, 0)) @ vectors.T / np.outer(units, units)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    return epvi.fit_shard(LINEAR, part(0), f"1/{NUM_SHARDS}")
+
+
 @pytest.fixture(scope="module")
 def fits():
     return [epvi.fit_shard(LINEAR, part(m), f"{m + 1}/{NUM_SHARDS}") for m in range(NUM_SHARDS)]
 
 
-def test_a_shard_that_its_rows_do_not_bound_hands_over_slope_and_curvature_at_its_point(fits):
-    fit = fits[0]
+def test_a_shard_that_its_rows_do_not_bound_hands_over_slope_and_curvature_at_its_point(fit):
     assert fit.status.code is StatusCode.INFORMATION
     assert fit.status.text.startswith("needs a second round: these rows and their share of the prior do not bound")
     assert not fit.stands_alone
@@ -69,16 +78,14 @@ def test_a_shard_that_its_rows_do_not_bound_hands_over_slope_and_curvature_at_it
         log_density = epvi.subposterior(LINEAR, part(0), f"1/{NUM_SHARDS}").log_density
         gradient = np.asarray(jax.grad(log_density)(jnp.asarray(fit.point)))
         hessian = np.asarray(jax.hessian(log_density)(jnp.asarray(fit.point)))
-    eigenvalues, vectors = np.linalg.eigh(-hessian)
-    precision = (vectors * np.maximum(eigenvalues, 0)) @ vectors.T
-    natural = fit.mixture.to_natural()
-    scale = eigenvalues[-1]
-    np.testing.assert_allclose(natural.precisions[0], precision, atol=1e-6 * scale)
-    np.testing.assert_allclose(natural.eta[0], gradient + precision @ fit.point, atol=1e-5 * scale)
+    precision, natural = positive_part(-hessian), fit.mixture.to_natural()
+    np.testing.assert_allclose(natural.precisions[0], precision, atol=1e-6 * np.max(precision))
+    np.testing.assert_allclose(natural.eta[0], gradient + precision @ fit.point, atol=1e-5 * np.max(precision))
     # The point is the mode under a stand-in prior as strong as the three rows.
     np.testing.assert_allclose(gradient, ROWS_EACH * fit.point, atol=0.1)
 
 
+@pytest.mark.slow
 def test_the_only_shard_is_refused_where_it_does_not_stand_alone():
     fit = epvi.fit_shard(LINEAR, part(0), "1/1")
     assert fit.status.code in (StatusCode.FLAT_DIRECTION, StatusCode.NO_MODE)
@@ -86,12 +93,12 @@ def test_the_only_shard_is_refused_where_it_does_not_stand_alone():
     refused(lambda: epvi.combine([fit]), "shard 1 of 1 did not end well", 500)
 
 
-def test_information_comes_back_from_a_file(fits, tmp_path):
-    again = epvi.load(fits[1].save(tmp_path / "site-2.epvi"))
-    np.testing.assert_array_equal(again.point, fits[1].point)
-    np.testing.assert_array_equal(again.mixture.roots, fits[1].mixture.roots)
-    assert again.status == fits[1].status
-    content = pack_fit(fits[1])
+def test_information_comes_back_from_a_file(fit, tmp_path):
+    again = epvi.load(fit.save(tmp_path / "site-1.epvi"))
+    np.testing.assert_array_equal(again.point, fit.point)
+    np.testing.assert_array_equal(again.mixture.roots, fit.mixture.roots)
+    assert again.status == fit.status
+    content = pack_fit(fit)
     for point in (None, np.zeros(3), np.full(5, np.nan)):
         arrays = {name: array for name, array in content.arrays.items() if name != "point"}
         arrays |= {} if point is None else {"point": point}
@@ -100,6 +107,7 @@ def test_information_comes_back_from_a_file(fits, tmp_path):
         refused(lambda path=path: epvi.load(path), "its (status does not say|point is not|arrays? point)", 500)
 
 
+@pytest.mark.slow
 def test_rounds_by_files_end_with_the_posterior_of_all_rows(fits, tmp_path):
     posterior = epvi.combine([epvi.load(fit.save(tmp_path / f"{fit.shard}.epvi")) for fit in fits])
     assert posterior.status.code is StatusCode.NEEDS_ROUNDS
@@ -123,6 +131,7 @@ def test_rounds_by_files_end_with_the_posterior_of_all_rows(fits, tmp_path):
     np.testing.assert_allclose(summary.sd[:4], sd, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_one_call_gives_the_same_for_few_rows(fits):
     posterior = epvi.fit(LINEAR, LINEAR_ROWS, NUM_SHARDS, shuffle=False, executor=1)
     # Shards that were tried together and then alone are those that were fitted alone.
@@ -142,6 +151,7 @@ def logistic_rows(seed=0, count=200, columns=3):
     return {"x": x, "y": (rng.random(count) < 1 / (1 + np.exp(-x[:, 1]))).astype(np.int32)}
 
 
+@pytest.mark.slow
 def test_a_shard_with_one_label_and_one_that_lacks_a_category_are_bounded_by_the_others():
     rows = logistic_rows()
     order = np.argsort(-rows["y"], kind="stable")
@@ -149,7 +159,8 @@ def test_a_shard_with_one_label_and_one_that_lacks_a_category_are_bounded_by_the
     rows["x"][:, 2] = np.arange(200) % 4 == 0
     rows["x"][50:100, 2] = 0
     told = epvi.fit(LOGISTIC, rows, 4, shuffle=False, certify=False, executor=1)
-    assert [fit.stands_alone for fit in told.fits] == [False, False, False, False] or not told.fits[0].stands_alone
+    assert not told.fits[0].stands_alone
+    assert not told.fits[1].stands_alone
     assert told.status.code is StatusCode.NEEDS_ROUNDS
     mixed = {name: column[np.r_[0:50, 50 + np.random.default_rng(1).permutation(150)]] for name, column in rows.items()}
     posterior = epvi.fit(LOGISTIC, mixed, 4, shuffle=False, executor=1)
@@ -160,6 +171,7 @@ def test_a_shard_with_one_label_and_one_that_lacks_a_category_are_bounded_by_the
     assert np.max(away) < 0.05
 
 
+@pytest.mark.slow
 def test_what_no_shard_bounds_is_refused_by_name():
     rows = logistic_rows()
     rows["x"][:, 2] = 0.0
@@ -168,6 +180,7 @@ def test_what_no_shard_bounds_is_refused_by_name():
     refused(lambda: epvi.fit(LOGISTIC, rows, 4, executor=1), r"do not bound w\[1\] and w\[2\], moved together", 500)
 
 
+@pytest.mark.slow
 def test_labels_that_are_separated_in_all_rows_are_refused():
     rows = logistic_rows()
     rows["y"] = (rows["x"][:, 1] > 0).astype(np.int32)
@@ -182,25 +195,23 @@ def test_curvatures_are_raised_to_positive_definite_ones(structure):
     matrix = matrix + matrix.T
     curvature = packing.kept(matrix, Full().packing, d)
     raised = packing.dense(packing.raised(curvature, 1e-8), d)
-    dense = packing.dense(curvature, d)
-    units = 1 / np.sqrt(np.abs(np.diag(dense)))
-    eigenvalues, vectors = np.linalg.eigh(dense * np.outer(units, units))
-    naive = (vectors * np.maximum(eigenvalues, 0)) @ vectors.T / np.outer(units, units)
-    np.testing.assert_allclose(raised, naive, atol=1e-6)
+    np.testing.assert_allclose(raised, positive_part(packing.dense(curvature, d)), atol=1e-6)
     assert np.min(np.linalg.eigvalsh(raised)) > 0
 
 
-def test_the_first_consensus_is_held_within_reach_of_the_points(fits):
-    mixtures = [fit.mixture for fit in fits]
-    points = np.stack([fit.point for fit in fits])
-    held = near_points(mixtures, points)
-    product = epvi.multiply([*mixtures, held], epvi.Exact()).mixture
-    centre = np.asarray(held.means[0])
-    scatter = np.sqrt(np.mean(np.sum((points - centre) ** 2, axis=1)))
-    assert np.linalg.norm(np.asarray(product.means[0]) - centre) <= max(1.0, 2 * scatter)
-    # One shard whose slope points far away along a direction without curvature.
-    far = dataclasses.replace(fits[0], point=np.zeros(5))
-    steep = epvi.GaussianMixture.from_covariances(np.full((1, 5), 1e6), 1e6 * np.eye(5)[None])
-    held = near_points([steep, steep], np.stack([far.point, far.point]))
-    product = epvi.multiply([steep, steep, held], epvi.Exact()).mixture
-    assert np.linalg.norm(np.asarray(product.means[0])) <= 1.0
+def test_the_first_consensus_is_held_within_reach_of_the_points():
+    """Slopes that point far away along directions without curvature move it little."""
+    rng = np.random.default_rng(0)
+    for scatter in (0.1, 3.0):
+        points = scatter * rng.normal(size=(4, 5))
+        covariances = np.diag([1.0, 1.0, 1e6, 1e6, 1e6])[None]
+        mixtures = [epvi.GaussianMixture.from_covariances(rng.normal(size=(1, 5)) * 1e6, covariances) for _ in range(4)]
+        held = near_points(mixtures, points)
+        centre = np.asarray(held.means[0])
+        # Coordinates with equal information in all shards: the mean of the points.
+        np.testing.assert_allclose(centre, np.mean(points, axis=0), rtol=1e-6)
+        product = epvi.multiply([*mixtures, held], epvi.Exact()).mixture
+        spread = np.sqrt(np.mean(np.sum((points - centre) ** 2, axis=1)))
+        reached = np.linalg.norm(np.asarray(product.means[0]) - centre)
+        assert 0.2 * max(1.0, 2 * spread) < reached <= max(1.0, 2 * spread)
+        assert np.max(np.asarray(product.sd())) <= 1
