@@ -11,6 +11,7 @@ Positive curvature at one point does not make a density proper. Two signs show t
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import form_of
 from epvi.ground.errors import EpviError
 from epvi.hub.trust.approximation import Approximation
@@ -69,7 +70,7 @@ def refuse_runaway(posterior: Approximation, answered: Answered) -> None:
                 raise _improper(posterior.space, packing.unwhiten(root, axis[None])[0])
 
 
-def _least_curved(hessian: np.ndarray, packing, root: np.ndarray) -> Float[np.ndarray, "n d"]:
+def _least_curved(hessian: np.ndarray, packing: Packing, root: np.ndarray) -> Float[np.ndarray, "n d"]:
     """Unit vectors in whitened coordinates along which the log density is least curved at the centre."""
     d = len(root)
     dense = form_of(hessian).dense(-hessian, d)
