@@ -67,15 +67,27 @@ def simulated() -> list[Case]:
                 found.append(Case(label, model, rows, (2, 20), exact=exact, hidden=("a_raw",)))
         name = f"{family}, slopes of 60 groups"
         found.append(
-            Case(name, models.slopes(family, 60, True), grouped(name, family, 60, 200, "slopes"), (2, 20),
-                 exact=models.slopes(family, 60, False), hidden=("a_raw", "b_raw"))
+            Case(
+                name,
+                models.slopes(family, 60, True),
+                grouped(name, family, 60, 200, "slopes"),
+                (2, 20),
+                exact=models.slopes(family, 60, False),
+                hidden=("a_raw", "b_raw"),
+            )
         )
         for kind in ("nested", "crossed"):
             name = f"{family}, {kind} 80 and 20"
             sizes = (80, 21)
             found.append(
-                Case(name, models.crossed(family, sizes, True), grouped(name, family, 80, 200, kind), (2, 20),
-                     exact=models.crossed(family, sizes, False), hidden=("a_raw", "b_raw"))
+                Case(
+                    name,
+                    models.crossed(family, sizes, True),
+                    grouped(name, family, 80, 200, kind),
+                    (2, 20),
+                    exact=models.crossed(family, sizes, False),
+                    hidden=("a_raw", "b_raw"),
+                )
             )
     return found
 
@@ -106,8 +118,14 @@ def small() -> list[Case]:
     y = np.array([28.0, 8, -3, 7, -1, 1, 18, 12])
     school = {"j": np.arange(8), "error": np.array([15.0, 10, 16, 11, 9, 11, 10, 18]), "y": y}
     found = [
-        Case(f"eight schools, {word}", models.schools(centred), school, (2, 4), exact=models.schools(False),
-             hidden=("theta_raw",))
+        Case(
+            f"eight schools, {word}",
+            models.schools(centred),
+            school,
+            (2, 4),
+            exact=models.schools(False),
+            hidden=("theta_raw",),
+        )
         for centred, word in ((True, "centred"), (False, "non-centred"))
     ]
     g = np.repeat(np.arange(9), 3)

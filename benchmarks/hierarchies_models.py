@@ -16,12 +16,13 @@ def effects(name: str, loc, scale, size: int, centred: bool):
 def observed(family: str, predictor, y):
     """The rows: Bernoulli, Poisson or normal."""
     if family == "normal":
-        sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
-        law = lambda eta: dist.Normal(eta, sigma)
+        law = dist.Normal(predictor, numpyro.sample("sigma", dist.HalfNormal(2.0)))
+    elif family == "poisson":
+        law = dist.Poisson(jnp.exp(predictor))
     else:
-        law = {"logistic": lambda eta: dist.Bernoulli(logits=eta), "poisson": lambda eta: dist.Poisson(jnp.exp(eta))}[family]
+        law = dist.Bernoulli(logits=predictor)
     with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", law(predictor), obs=y)
+        numpyro.sample("y", law, obs=y)
 
 
 def intercepts(family: str, size: int, centred: bool):

@@ -1,6 +1,7 @@
 """The whole job: workers, executors, progress, failures; in real processes."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 import epvi
 from epvi.ground import compiled
+from epvi.ground.status import Status, StatusCode
 from epvi.models import logistic, simulate_logistic
 from epvi.run import worker
 from epvi.site.derivatives import subposteriors
@@ -201,12 +203,21 @@ def flat(x, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
 
 
-def test_a_shard_that_ends_badly_names_itself_and_keeps_the_others():
+def test_a_shard_whose_labels_are_separated_needs_the_others():
     rows = {name: column.copy() for name, column in ROWS.items()}
     rows["y"][:150] = rows["x"][:150, 0] > 0  # the first shard's labels are separable
-    with pytest.raises(epvi.ShardError, match="shard 1 of 4 did not end well: flat direction") as error:
-        epvi.fit(flat, rows, 4, shuffle=False, inference=QUICK, certify=False)
-    assert [fit.shard for fit in error.value.fits] == [2, 3, 4]
+    posterior = epvi.fit(flat, rows, 4, shuffle=False, inference=QUICK, certify=False)
+    assert [fit.stands_alone for fit in posterior.fits] == [False, True, True, True]
+    assert posterior.status.code is StatusCode.NEEDS_ROUNDS
+
+
+def test_a_shard_that_ends_badly_names_itself_and_keeps_the_others(monkeypatch):
+    fits = [epvi.fit_shard(LOGISTIC, ROWS, f"{m}/2", inference=QUICK) for m in (1, 2)]
+    bad = dataclasses.replace(fits[0], status=Status(StatusCode.RISING, "stopped early: raise max_sweeps."))
+    monkeypatch.setattr("epvi.run.shards.RunningShards.fit", lambda self: [bad, fits[1]])
+    with pytest.raises(epvi.ShardError, match="shard 1 of 2 did not end well: stopped early") as error:
+        epvi.fit(LOGISTIC, ROWS, 2, inference=QUICK, certify=False)
+    assert [fit.shard for fit in error.value.fits] == [2]
 
 
 def unpicklable():

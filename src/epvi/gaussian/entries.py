@@ -136,6 +136,10 @@ class Entries(Packing):
     def guarded(self, curvature: Packed, floor: float) -> tuple[Packed, np.ndarray]:
         return np.maximum(np.abs(curvature), _TINY), np.any(curvature <= 0, axis=-1)
 
+    def raised(self, curvature: Packed, floor: float) -> Packed:
+        # Of a diagonal matrix scaled to a unit diagonal all eigenvalues are 1 or −1.
+        return np.where(curvature > 0, curvature, floor * np.abs(curvature))
+
     def covariance_root(self, precision: Packed) -> Packed:
         return precision**-0.5
 

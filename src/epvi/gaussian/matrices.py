@@ -150,6 +150,12 @@ class Matrices(Packing):
         mended = (spread * eigen.size[..., None, :]) @ np.swapaxes(spread, -1, -2)
         return np.where(bad[..., None, None], mended, curvature), bad
 
+    def raised(self, curvature: Packed, floor: float) -> Packed:
+        units = units_of(curvature)
+        eigenvalues, vectors = np.linalg.eigh(curvature * units[:, None] * units)
+        spread = vectors / units[:, None]
+        return (spread * np.maximum(eigenvalues, floor * np.max(np.abs(eigenvalues)))) @ spread.T
+
     def covariance_root(self, precision: Packed) -> Packed:
         units = units_of(precision)
         if np.all(_clearly_positive_definite(precision, units, _SINGULAR)):

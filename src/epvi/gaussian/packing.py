@@ -170,6 +170,10 @@ class Packing(abc.ABC):
     def guarded(self, curvature: Packed, floor: float) -> tuple[Packed, np.ndarray]:
         """Positive-definite precisions from curvatures, and which curvatures had to be changed to that end."""
 
+    @abc.abstractmethod
+    def raised(self, curvature: Packed, floor: float) -> Packed:
+        """One matrix with its eigenvalues, scaled to a unit diagonal, raised to `floor` times the largest."""
+
     # The covariances of nonparametric variational inference: Σ = C T Tᵀ Cᵀ with C Cᵀ = Λ⁻¹ at a guarded curvature Λ.
 
     @abc.abstractmethod

@@ -20,8 +20,10 @@ class StatusCode(enum.StrEnum):
         return member
 
     # A shard's fit. NO_MODE: no climb reached one. CYCLING, SLOWLY_RISING and RISING: the sweeps ran out, the bound
-    # repeating itself, rising by little, or by so much that the fit is not one to multiply.
+    # repeating itself, rising by little, or by so much that the fit is not one to multiply. INFORMATION: no density of
+    # its own, but slope and curvature, which can be multiplied with the fits of other shards.
     CONVERGED = "converged", True
+    INFORMATION = "information", False
     FLAT_DIRECTION = "flat-direction", False
     NON_FINITE = "non-finite", False
     NO_MODE = "no-mode", False
@@ -51,8 +53,10 @@ class StatusCode(enum.StrEnum):
     CONFLICT = "conflict", False
 
     # A posterior. LOOSE_FITS: the product went well, and the shards' fits are far from their subposteriors in all.
-    # UNCONFIRMED: no answers to its last step yet. The others are the certificate's verdicts.
+    # NEEDS_ROUNDS: some shards gave information instead of a density. UNCONFIRMED: no answers to its last step yet. The
+    # others are the certificate's verdicts.
     LOOSE_FITS = "loose-fits", True
+    NEEDS_ROUNDS = "needs-rounds", False
     REFINED = "refined", True
     UNCONFIRMED = "unconfirmed", False
     TRUSTED = "trusted", True

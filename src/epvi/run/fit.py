@@ -139,9 +139,9 @@ def _log_end(posterior: Posterior, seconds: float) -> None:
 
 
 def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: ShardProgress) -> Posterior:
-    bad = [fit for fit in fits if not fit.status.ok]
+    bad = [fit for fit in fits if not fit.can_be_multiplied]
     if bad:
-        good = tuple(fit for fit in fits if fit.status.ok)
+        good = tuple(fit for fit in fits if fit.can_be_multiplied)
         others = f" So it was with {len(bad) - 1} more." if len(bad) > 1 else ""
         raise ShardError(f"shard {bad[0].label} did not end well: {bad[0].status}{others}{kept_in(good)}", good)
     bar.say("multiplying")

@@ -17,6 +17,7 @@ from epvi.ground.seeds import SeedStream
 from epvi.ground.validation import at_least
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.refine.adaptive import adaptable, begun, continued
+from epvi.hub.refine.propriety import refuse_runaway, rests_on_information
 from epvi.hub.refine.refine import WORTH, advance, confirmed, length
 from epvi.hub.refine.step import finished
 from epvi.hub.trust.certify import Certificate, certificate_of
@@ -28,8 +29,9 @@ from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import Draws
 
-# Refinement rounds unless said. Judgement: most posteriors need one or two, some that are far from Gaussian need ten.
-_MOST_ROUNDS = 10
+# Refinement rounds unless said, at most; beyond the second number only while the last two gained at least so many nats.
+# Judgement: most posteriors need one or two, some that are far from Gaussian ten, and a product that is far off more.
+_MOST_ROUNDS, _USUAL_ROUNDS, _HELPS = 30, 10, 0.5
 # Where importance weights of at least this efficiency correct the posterior, steps of a smaller KL divergence than this
 # (in nats) are not worth a round. Judgement: 0.01 nats are a mean that moves by 0.14 sds, which the weights correct.
 _WELL, _LITTLE = 0.5, 0.01
@@ -90,12 +92,14 @@ class Rounds:
         if not (self.contented and self.refine):
             return False
         step = posterior.step
-        gaps = float(np.sum(np.maximum([fit.gap for fit in posterior.fits], 0.0)))
+        gaps = float(np.nansum(np.maximum([fit.gap for fit in posterior.fits], 0.0)))
         if step is None:
-            return posterior.space.dim > _MANY_PARAMETERS or gaps > _FAR_FITS
+            return rests_on_information(posterior) or posterior.space.dim > _MANY_PARAMETERS or gaps > _FAR_FITS
         if step.before is None:
             return False
         taken = length(step.before.gaussians, posterior.mixture)
+        if rests_on_information(posterior):
+            return taken > _LARGE_STEP
         return next_step(taken, gaps / len(posterior.fits) ** 2, posterior.space.dim) > _LARGE_STEP
 
     def telling(self, posterior: Posterior, answered: Answered) -> "Rounds | None":
@@ -139,6 +143,7 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
         taken = 0 if best.step is None else best.step.rounds
         rest = dataclasses.replace(rounds, refine=max(rounds.refine - taken, 0))
         best, answered = _refined(best, ask, rest, seed, hasty=False)
+    refuse_runaway(best, answered)
     more = rounds.telling(best, answered)
     if more is not None:
         best, _, certificate = _asked(dataclasses.replace(best, certificate=None), ask, more, seed)
@@ -166,18 +171,24 @@ def _refined(
         return posterior, answered, certificate
 
     posterior, answered, certificate = asked(posterior)
-    first, begun = posterior.with_certificate(certificate), answered
+    first, at_first = posterior.with_certificate(certificate), answered
+    gained: list[float] = []
     for _ in range(rounds.refine):
         if answered.moments is None or (rounds.contented and certificate.verdict == Verdict.TRUST):
             break
-        posterior = advance(posterior, answered, certificate, rounds.worth(certificate))
+        further = advance(posterior, answered, certificate, rounds.worth(certificate))
+        if further.step is not None:
+            gained.append(further.step.gained)
+        if rounds.contented and not _helps(gained):
+            break
+        posterior = further
         if posterior.step is None or posterior.step.before is None:
             break
         posterior, answered, certificate = asked(posterior)
     # Without a certificate its last step is not confirmed yet.
     posterior = confirmed(posterior, answered, certificate)[0] if posterior.certificate is None else posterior
     best = _better(posterior, first)
-    return best, answered if best is posterior else begun
+    return best, answered if best is posterior else at_first
 
 
 def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds, seed: jax.Array) -> Posterior:
@@ -193,6 +204,11 @@ def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds,
         )
         posterior = continued(posterior, answered, certificate)
     return posterior
+
+
+def _helps(gained: list[float]) -> bool:
+    """Whether another round is worth it, from the nats gained in all before each round."""
+    return len(gained) <= _USUAL_ROUNDS or gained[-1] - gained[-3] >= _HELPS
 
 
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:

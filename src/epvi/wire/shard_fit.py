@@ -15,7 +15,7 @@ import numpy as np
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.printable import shown
-from epvi.ground.status import Status
+from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
 from epvi.wire import envelope
 from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
@@ -123,6 +123,8 @@ class ShardFit:
         made_of: fingerprints of model, coding and rows.
         pass_seconds: time of the passes.
         file: the file that it was read from, if any.
+        point: given if the subposterior is no density of its own: the mixture is then one Gaussian with the natural
+            parameters of the subposterior's quadratic expansion about this point, and its normaliser means nothing.
     """
 
     mixture: GaussianMixture
@@ -141,6 +143,7 @@ class ShardFit:
     made_of: Provenance = Provenance()
     pass_seconds: float = 0.0
     file: str = ""
+    point: np.ndarray | None = None
 
     def __repr__(self) -> str:
         return f"ShardFit(shard {shown(self.label)}, {self.num_rows:,} rows, {self.mixture!r}, {self.status})"
@@ -164,6 +167,16 @@ class ShardFit:
         """Whether it approximates a share of the prior, without rows."""
         return self.num_rows == 0
 
+    @property
+    def stands_alone(self) -> bool:
+        """Whether it is a density of its own, and not only information for the other shards."""
+        return self.point is None
+
+    @property
+    def can_be_multiplied(self) -> bool:
+        """Whether it can be multiplied with the fits of other shards: it ended well, or is information for them."""
+        return self.status.ok or not self.stands_alone
+
     def save(self, path: str | os.PathLike) -> Path:
         """Write it to a `.epvi` file, by atomic rename."""
         return envelope.save(path, pack_fit(self), unpack_fit)
@@ -172,7 +185,7 @@ class ShardFit:
 def pack_fit(fit: ShardFit) -> Envelope:
     """The envelope of a fit."""
     record = {"space": describe_space(fit.space), "fit": describe_fit(fit)}
-    return Envelope("shard", record, mixture_arrays(fit.mixture))
+    return Envelope("shard", record, fit_arrays(fit))
 
 
 def unpack_fit(content: Envelope) -> ShardFit:
@@ -180,6 +193,21 @@ def unpack_fit(content: Envelope) -> ShardFit:
     record = Record(content.record)
     space = read_space(record, content.arrays)
     return read_fit(record.table("fit"), space, content.arrays)
+
+
+def informs(finding: str) -> Status:
+    """The status of a fit that is information for other shards, because of what was found about this one."""
+    text = (
+        f"needs a second round: {finding}; it is information for the other shards, with which they bound that together,"
+        " and no density of its own."
+    )
+    return Status(StatusCode.INFORMATION, text)
+
+
+def fit_arrays(fit: ShardFit, prefix: str = "") -> dict[str, np.ndarray]:
+    """The arrays of a fit by name."""
+    arrays = mixture_arrays(fit.mixture, prefix)
+    return arrays if fit.point is None else {**arrays, f"{prefix}point": np.asarray(fit.point, np.float64)}
 
 
 def describe_fit(fit: ShardFit) -> dict[str, Any]:
@@ -208,15 +236,16 @@ def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], pre
     elbo = record.list("elbo", number_or_nan, 2)
     if len(elbo) != 2:
         raise Malformed("its elbo is not a value and a standard error")
+    mixture, status = read_mixture(record.text("structure"), arrays, space.dim, prefix), read_status(record)
     return ShardFit(
-        mixture=read_mixture(record.text("structure"), arrays, space.dim, prefix),
+        mixture=mixture,
         space=space,
         shard=record.whole("shard", 1, num_shards),
         num_shards=num_shards,
         label=record.text("label"),
         prior=record.fraction("prior"),
         num_rows=record.whole("num_rows", 0, 2**53),
-        status=read_status(record),
+        status=status,
         history=record.list("history", number_or_nan, 100_000),
         elbo=Estimate(np.asarray(elbo[0]), np.asarray(elbo[1])),
         gap=number_or_nan(record.any("gap"), "gap"),
@@ -224,7 +253,18 @@ def read_fit(record: Record, space: Space, arrays: Mapping[str, np.ndarray], pre
         seconds=record.number("seconds"),
         pass_seconds=record.number("pass_seconds") if "pass_seconds" in set(record) else 0.0,
         made_of=read_provenance(record.table("made_of")),
+        point=_read_point(arrays.get(f"{prefix}point"), mixture, status),
     )
+
+
+def _read_point(point: np.ndarray | None, mixture: GaussianMixture, status: Status) -> np.ndarray | None:
+    if (point is None) == (status.code is StatusCode.INFORMATION):
+        raise Malformed("its status does not say whether it is information at a point")
+    if point is None:
+        return None
+    if mixture.num_components > 1 or point.shape != (mixture.dim,) or not np.all(np.isfinite(point)):
+        raise Malformed("its point is not one of its parameters, or its information not one Gaussian")
+    return np.array(point)
 
 
 def describe_provenance(made_of: Provenance) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import epvi
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import draw, log_density, uniform_points
 from epvi.hub.refine.pool import Pool
-from epvi.hub.refine.scale_mixture import _AT_FIRST, _SCALES, _fitted, _Fitted, _step, scale_mixture
+from epvi.hub.refine.scale_mixture import _AT_FIRST, _SCALES, _Fitted, _fitted, _step, scale_mixture
 from epvi.hub.trust.propose import Source
 
 

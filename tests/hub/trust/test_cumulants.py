@@ -44,7 +44,9 @@ def judged(log_ratio, q=None, count=S, moments=True, skip=0):
         proposal=proposal, log_p=log_p, doubt=np.zeros(count), moments=object() if moments else None, scores=()
     )
     made_of = SimpleNamespace(flat_prior=False, unaligned=())
-    fit = SimpleNamespace(prior=Fraction(1), shard=1, num_shards=1, is_stand_in=False, made_of=made_of)
+    fit = SimpleNamespace(
+        prior=Fraction(1), shard=1, num_shards=1, is_stand_in=False, stands_alone=True, made_of=made_of
+    )
     posterior = SimpleNamespace(mixture=q, fits=[fit], space=epvi.Space(()))
     made = judge(posterior, answered, weigh(proposal, log_p, q, posterior.space), Agreement((1.0,), []), False, True)
     return made, draws_that_tell(posterior, answered)

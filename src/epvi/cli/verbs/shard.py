@@ -75,7 +75,7 @@ def shard(
         f"Shard {made.label}: {counted(made.num_rows, 'row')}, {made.prior} of the prior. {made.status}\n"
         f"Wrote {shown(path)} ({size_of(path)}); epvi show {shown(path)} prints all that is in it."
     )
-    if not made.status.ok:
+    if not made.can_be_multiplied:
         words += f"\nepvi combine refuses {shown(path)} as it is, unless told --accept-unconverged."
     give({**about_fit(made), "file": str(path)}, words)
 

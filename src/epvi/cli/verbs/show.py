@@ -39,6 +39,7 @@ def show(file: Path) -> None:
         give({"kind": "stats", "columns": found.as_json()}, stats_text(file, found))
     elif isinstance(found, ShardFit):
         data = {"kind": "shard", **about_fit(found), "mixture": mixture_json(found.mixture, found.space)}
+        data["point"] = None if found.point is None else found.point.tolist()
         give(data, fit_text(file, found))
     elif isinstance(found, Draws):
         give(draws_json(found), draws_text(file, found))

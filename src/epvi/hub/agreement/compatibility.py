@@ -206,7 +206,7 @@ def _over(share: Fraction, size: int) -> str:
 
 def _check_statuses(fits: Sequence[ShardFit]) -> None:
     for fit in fits:
-        if not fit.status.ok:
+        if not fit.can_be_multiplied:
             raise EpviError(
                 f"{fit.called} did not end well: {fit.status} (--accept-unconverged, accept_unconverged=True, takes it"
                 " nevertheless)"

@@ -19,7 +19,7 @@ from epvi.hub.product.result import Product, ProductMixture
 from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, finite_or_none, number_or_nan
-from epvi.wire.shard_fit import describe_fit, read_fit
+from epvi.wire.shard_fit import describe_fit, fit_arrays, read_fit
 
 # Shard fits that one file may hold, checked before any is read. Judgement.
 _MOST_FITS = 100_000
@@ -33,7 +33,7 @@ def pack_parts(parts: Parts) -> Envelope:
     made = parts.product
     arrays = mixture_arrays(made.mixture)
     for i, fit in enumerate(parts.fits):
-        arrays |= mixture_arrays(fit.mixture, f"{i}/")
+        arrays |= fit_arrays(fit, f"{i}/")
     rounds, more = pack_rounds(parts)
     effects, of_effects = pack_effects(parts.space, parts.effects)
     shared = parts.space if parts.effects is None else parts.effects.which.shared_space(parts.space)

@@ -32,9 +32,8 @@ from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.propose import digest_of, draws_of, usual_base
 from epvi.parameters.space import Space
 from epvi.wire import envelope
-from epvi.wire.codec import mixture_arrays
 from epvi.wire.request import NUM_DRAWS, Asked, Draws
-from epvi.wire.shard_fit import ShardFit
+from epvi.wire.shard_fit import ShardFit, fit_arrays
 
 if TYPE_CHECKING:
     import pyarrow
@@ -125,7 +124,7 @@ class Posterior:
     @property
     def bytes_exchanged(self) -> int:
         """Bytes of all float64 numbers exchanged between sites and hub, without headers."""
-        arrays = (x for fit in self.fits for x in mixture_arrays(fit.mixture).values())
+        arrays = (x for fit in self.fits for x in fit_arrays(fit).values())
         return 8 * (sum(array.size for array in arrays) + self.traffic)
 
     def ask(self, num_draws: int = NUM_DRAWS, *, moments: bool = True, seed: Seed = 0) -> Draws:
@@ -157,8 +156,8 @@ class Posterior:
         late = {fit.shard for fit in fits}
         others = [other for other in self.fits if not (other.is_stand_in and other.shard in late)]
         # Unconverged fits that are already in the posterior were accepted when it was combined.
-        bad = [fit for fit in fits if not fit.status.ok]
-        accept = accept_unconverged or (not bad and any(not other.status.ok for other in others))
+        bad = [fit for fit in fits if not fit.can_be_multiplied]
+        accept = accept_unconverged or (not bad and any(not other.can_be_multiplied for other in others))
         seed = np.asarray(self.choices.key, np.uint32)
         return Posterior(
             *checked_and_multiplied([*others, *fits], self.choices.product, seed, accept_unconverged=accept)

@@ -18,6 +18,7 @@ from epvi.ground.verb import verb
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.adaptive import adaptable, begun, continued, kept_best
 from epvi.hub.refine.natural_gradient import JointMoments, divergence, only, paired_difference, stepped
+from epvi.hub.refine.propriety import refuse_runaway, refuse_singular, rests_on_information
 from epvi.hub.refine.step import Refinable, Step, finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
@@ -26,8 +27,9 @@ from epvi.wire.answer import Scores
 
 # Steps with a smaller KL divergence, in nats, are not worth a round: 5e-4 is a mean that moves by 0.03 sds (0.03²/2).
 WORTH = 5e-4
-# The smallest step size ρ: after an undone step it is halved, so that refinement ends after four in a row. Judgement.
-_LEAST_RATE = 0.1
+# After an undone step the step size ρ is divided by the first number, and after a confirmed one multiplied by the
+# second, up to 1; below the third refinement ends, after five undone steps in a row. Judgement.
+_SHORTER, _LONGER, _LEAST_RATE = 3.0, 2.0, 0.01
 # Largest difference between base draws (standard normal) that are generated again. Judgement: far above rounding.
 _SAME_DRAWS = 1e-6
 # Modes of smaller weight are dropped, as most stray ones are. Judgement: no summary shows 1e-6 of the mass.
@@ -52,6 +54,8 @@ def refine(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bo
     if not adapts and adaptable(made):
         made = begun(made, answered)
     waits = made.step is not None and made.step.waits
+    if not waits:
+        refuse_runaway(made, answered)
     logger.info("refinement: %s", "a step was taken, which is to be scored" if waits else "no further step is worth it")
     return made
 
@@ -60,6 +64,8 @@ def settle(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bo
     """Confirm or undo the posterior's last step by the scores of its draws, without a further step."""
     answered = collect(posterior, scores)
     certificate = certificate_of(posterior, answered, accept_missing)
+    if certificate.status.ok:
+        refuse_runaway(posterior, answered)
     if posterior.step is not None and posterior.step.pool is not None:
         return kept_best(posterior, certificate)
     return confirmed(posterior, answered, certificate)[0]
@@ -73,6 +79,7 @@ def advance(posterior: Posterior, answered: Answered, certificate: Certificate, 
             "the scores hold no moments, which a refinement needs: have the sites score draws that ask for them"
             " (posterior.ask(), epvi certify --draws)."
         )
+    refuse_singular(posterior, answered)
     step = stays.step or Step(0, 1.0, 0.0)
     if step.rate < _LEAST_RATE:
         return finished(stays)
@@ -80,7 +87,9 @@ def advance(posterior: Posterior, answered: Answered, certificate: Certificate, 
     if after is None:
         return finished(stays)
     kept = np.asarray(after.log_weights) >= np.log(_LIGHTEST)
-    if divergence(only(moments.gaussians, kept), only(after, kept)) < worth:
+    # Shards that do not stand alone are asked at the consensus at least once more.
+    unasked = stays.step is None and rests_on_information(stays)
+    if not unasked and divergence(only(moments.gaussians, kept), only(after, kept)) < worth:
         return finished(stays)
     after = only(after, kept)
     waiting = Step(step.rounds + 1, step.rate, step.gained, moments, stays.mixture, stays.certificate)
@@ -105,9 +114,9 @@ def confirmed(
     settled = dataclasses.replace(step, before=None, mixture=None, certificate=None)
     gain = _gain(step, moments, certificate)
     if gain > 0:
-        kept = dataclasses.replace(settled, rate=1.0, gained=step.gained + gain)
+        kept = dataclasses.replace(settled, rate=min(_LONGER * step.rate, 1.0), gained=step.gained + gain)
         return _with(posterior, posterior.mixture, kept, certificate), moments
-    undone = dataclasses.replace(settled, rate=0.5 * step.rate)
+    undone = dataclasses.replace(settled, rate=step.rate / _SHORTER)
     mixture = step.before.gaussians if step.mixture is None else step.mixture
     return _with(posterior, mixture, undone, step.certificate), step.before
 

@@ -96,7 +96,7 @@ def propose(posterior: Approximation, asked: Asked) -> Proposal:
 def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
     q, past = posterior.mixture, 0 if posterior.step is None else posterior.step.adapted
     modes = q if posterior.step is not None and not past else one_per_mode(q)
-    shards = aligned(posterior.space, [fit.mixture for fit in posterior.fits])
+    shards = aligned(posterior.space, [fit.mixture for fit in posterior.fits if fit.stands_alone])
     stray = stray_modes(shards, modes)
     source = _source(q, stray, asked.num_draws, whole=past > 0)
     # Each adaptive round has points of its own: a mixture that was fitted to draws looks good on them.

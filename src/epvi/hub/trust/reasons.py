@@ -44,6 +44,7 @@ class Reason(enum.StrEnum):
     UNEVEN_WEIGHTS = "uneven-weights"
     UNCERTAIN_SCORES = "uncertain-scores"
     LABELS = "labels"
+    NOT_REFINED = "not-refined"
     OTHER = "other"
 
 
@@ -69,6 +70,7 @@ _REMEDIES = {
     Reason.UNEVEN_WEIGHTS: _REFINE,
     Reason.UNCERTAIN_SCORES: "ask for exact ones (exact=True, --exact)",
     Reason.LABELS: "fix an order by an ordered prior (dist.transforms.OrderedTransform), or declare them (epvi.Model)",
+    Reason.NOT_REFINED: _REFINE,
     Reason.OTHER: "",
 }
 # Reasons that refinement rounds can remove.

@@ -87,6 +87,7 @@ def judge(
         *_lost_modes(answered, weights),
         *([uneven] if uneven else []),
         *_doubts(answered, weights),
+        *_not_refined(posterior),
     )
     if uneven is not None and faults == (uneven,) and may_be_by_dimension(posterior, answered):
         return _by_marginals(uneven, marginals_of(answered.proposal, answered.log_p, posterior.mixture), weights)
@@ -286,6 +287,15 @@ def _log_mass(value: float, gradient: Float[np.ndarray, " d"], hessian: np.ndarr
     # Far from the maximum the quadratic expansion overestimates its height: the gain is capped at 2 nats per parameter.
     gain = min(0.5 * float(white @ white), 2.0 * len(gradient))
     return float(value + gain - np.sum(np.log(np.diagonal(root))) + 0.5 * len(gradient) * np.log(2 * np.pi))
+
+
+def _not_refined(posterior: Approximation) -> list[Fault]:
+    """Whether shards that do not stand alone were asked only at points of their own so far."""
+    lacking = [fit for fit in posterior.fits if not fit.stands_alone]
+    if not lacking or posterior.step is not None:
+        return []
+    finding = f"{lacking[0].called} and {len(lacking) - 1} more" if len(lacking) > 1 else lacking[0].called
+    return [Fault(Reason.NOT_REFINED, f"{finding} did not bound all parameters alone, and it was not refined yet")]
 
 
 def _doubts(answered: Answered, weights: Weights) -> list[Fault]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
+from epvi.site.fit.inference import Lack
 from epvi.site.fit.modes import Modes
 from epvi.site.rows.columns import Columns, constant_columns
 
@@ -25,8 +26,8 @@ _DIRECTIONS_TRIED = 16
 
 def flat_direction(
     space: Space, columns: Columns, modes: Modes, floor: float, value: Callable[[np.ndarray], np.ndarray]
-) -> Status | None:
-    """The status to report when the log density does not drop in some direction from the first mode; else None."""
+) -> Lack | None:
+    """What to report when the log density does not drop in some direction from the first mode; else None."""
     curvature, axes, units = modes.form.smallest(modes.curvature[0], _DIRECTIONS_TRIED)
     # 1e-290 in place of zero: its inverse is still finite in float64. Judgement.
     least = floor + 1e-290
@@ -42,11 +43,12 @@ def flat_direction(
     name = space.coordinate(int(np.argmax(np.abs(steps[np.argmax(flat)]))))
     constant = constant_columns(columns)
     hint = f" (constant here: {', '.join(constant[:3])})" if constant else ""
-    return Status(
-        StatusCode.FLAT_DIRECTION,
-        f"flat direction: these rows and their share of the prior do not bound {name}{hint}. Take fewer shards,"
-        " give a proper prior, or leave out columns that others determine or that separate the labels.",
+    finding = f"these rows and their share of the prior do not bound {name}{hint}"
+    remedy = (
+        "Take fewer shards, give a proper prior, or leave out columns that others determine or that separate the"
+        " labels."
     )
+    return Lack(Status(StatusCode.FLAT_DIRECTION, f"flat direction: {finding}. {remedy}"), finding)
 
 
 def _newton_direction(modes: Modes, floor: float) -> np.ndarray | None:

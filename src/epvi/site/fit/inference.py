@@ -2,8 +2,11 @@
 
 import abc
 import dataclasses
+from typing import NamedTuple
 
 import jax
+import numpy as np
+from jaxtyping import Float
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.ground.registry import Registry
@@ -11,6 +14,22 @@ from epvi.ground.status import Status
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.rows.columns import Columns
+
+
+class Lack(NamedTuple):
+    """Why a subposterior is no density of its own: as a status with remedies, and as a clause without."""
+
+    status: Status
+    finding: str
+
+
+class Information(NamedTuple):
+    """Says that a fit is no density: its natural parameters are slope and curvature at a point (`information.py`)."""
+
+    # θ₀.
+    point: Float[np.ndarray, " d"]
+    # Why, as a clause: "these rows and their share of the prior do not bound w[3]".
+    finding: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +50,8 @@ class LocalFit:
     passes: int
     # Time spent in these passes.
     pass_seconds: float = 0.0
+    # Given if the subposterior has no density of its own; then `status` says why.
+    information: Information | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,8 @@ from epvi.site.derivatives.subposterior import Curve, Subposterior
 from epvi.site.derivatives.subsamples import uniform
 from epvi.site.fit.entropy_bound import overlap
 from epvi.site.fit.flat_directions import flat_direction
-from epvi.site.fit.inference import LocalFit
+from epvi.site.fit.inference import Lack, LocalFit
+from epvi.site.fit.information import information
 from epvi.site.fit.ladder import NEAR_ENOUGH, first_part, part_sizes, represented_by_last, scaled_starts
 from epvi.site.fit.modes import Modes, climb_to, distinct_of, find_modes, follow, second_order
 from epvi.site.fit.monte_carlo import Drawn, base_draws, draw_from, draws_of, with_best_weights
@@ -46,9 +47,6 @@ _CERTAIN = 0.02
 # More components than modes must raise the estimated ELBO by this many nats, beyond two standard errors. Judgement:
 # with smaller gains they fit the shard a little better but the product worse, because errors of shape multiply.
 _WORTH = 0.5
-# Least precision along a flat direction, relative to the largest and absolute, so that a mixture can still be returned
-# with the status. Judgement: an sd of 10,000.
-_FLAT_FLOOR, _FLAT_PRECISION = 1e-8, 1e-8
 # A fit gets the status non-finite if more than this fraction of its own draws has no finite log density. Judgement.
 _MOST_NON_FINITE = 0.1
 # A fit whose bound was still rising by more than this many nats per sweep at the last sweep is not used. Judgement.
@@ -87,15 +85,13 @@ class Fitting:
             sweeps = work.sweeps if work is works[-1] else work.sweeps.roughly(NEAR_ENOUGH)
             components, at = sweeps.run(components.means, components.covariances, rng, at), None
         means = components.means
-        near = self._near(means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
-        drawn = self.draw(components, rng, near)
         nearest = climb_to(self.subposterior, means, self.precision)
         modes = self._some(distinct_of(self.subposterior, nearest, k), means)
         flat = self._flat_direction(modes)
         if flat is not None:
-            components = self.at_modes(modes, flat=True)
-            drawn = self.draw(components, rng)
-        return self.finished(components, drawn, flat)
+            return self.informing(works, starts, flat)
+        near = self._near(means, taylors(self.sweeps.curve(means)), rng) if self._is_tall else None
+        return self.finished(components, self.draw(components, rng, near))
 
     def merged(self, starts: np.ndarray, rng: np.random.Generator) -> LocalFit:
         """One Gaussian per mode, or more components if they raise the estimated ELBO; weights are optimised."""
@@ -108,11 +104,13 @@ class Fitting:
         near = self._near(modes.points, at_modes, rng)
         seen = near is not None and self.subposterior.passes <= _FEW_PASSES
         flat = self._flat_direction(modes, near[0] if near is not None and seen else None)
-        plain = self.at_modes(modes, flat=flat is not None)
+        if flat is not None or not modes.converged[0]:
+            return self.informing(works, starts, flat or _NO_MODE)
+        plain = self.at_modes(modes)
         best, drawn = plain, with_best_weights(self.draw(plain, rng, near))
         # With many parameters the sweeps would optimise all entries of several large covariances.
         few = second_order(self.num_components, self.subposterior.dim) or not self._packing.whole
-        can_split = flat is None and plain.converged and self.num_components > 1 and few
+        can_split = self.num_components > 1 and few
         if can_split and self._falls_short(drawn):
             # The smallest subsample shows whether a split is worth passes over all rows.
             asked = len(works) == 1 or works[0].asks_for_a_split(found[0], rng)
@@ -120,7 +118,17 @@ class Fitting:
             if split is not None and _asked_for(split[1], drawn):
                 # The estimated ELBO is higher, so the split counts as converged even if L2 was not stationary.
                 best, drawn = split[0]._replace(converged=True), split[1]
-        return self.finished(best, drawn, flat)
+        made = self.finished(best, drawn)
+        if made.status.code is StatusCode.NON_FINITE:
+            return self.informing(works, starts, Lack(made.status, "the log density is not finite around its mode"))
+        return made
+
+    def informing(self, works: list["Fitting"], starts: np.ndarray, lack: Lack) -> LocalFit:
+        """What is handed over of a subposterior that is no density of its own."""
+        made = information([work.subposterior for work in works], starts[: self.num_components], self.structure, lack)
+        if made is None:
+            raise EpviError(f"{lack.finding}, and the log density has no finite derivatives near the origin.")
+        return made
 
     def ladder(self, rng: np.random.Generator) -> list["Fitting"]:
         """The same fit on subsamples of increasing size, and finally on all rows."""
@@ -160,7 +168,7 @@ class Fitting:
 
     def asks_for_a_split(self, modes: Modes, rng: np.random.Generator) -> bool:
         """Whether more components than modes raise the estimated ELBO of this subsample."""
-        plain = self.at_modes(modes, flat=False)
+        plain = self.at_modes(modes)
         split = self.split(plain, rng)
         return split is not None and _asked_for(split[1], with_best_weights(self.draw(plain, rng)))
 
@@ -200,14 +208,10 @@ class Fitting:
             " space can generate these rows. Check the coding of the observed column, and scale columns to about 1."
         )
 
-    def at_modes(self, modes: Modes, *, flat: bool) -> Components:
+    def at_modes(self, modes: Modes) -> Components:
         """One Gaussian at each mode with the Laplace covariance, which maximises L2 if components do not overlap."""
         curvature = self.sweeps.packed(modes.curvature, modes.form)
-        if flat:
-            # A mixture is returned with the status in spite of it.
-            curvature = curvature + _FLAT_PRECISION * self._packing.identity(self.subposterior.dim)
-        floor = _FLAT_FLOOR if flat else self.precision.floor
-        precisions, guarded = self._packing.guarded(curvature, floor)
+        precisions, guarded = self._packing.guarded(curvature, self.precision.floor)
         covariances = self._packing.inverse(precisions)
         at = overlap(self._packing, modes.points, covariances)
         bound = float(np.mean(modes.value + self.sweeps.trace(covariances, precisions)) + at.bound)
@@ -238,12 +242,10 @@ class Fitting:
         made = expand(centres, wholes, uniform(self.subposterior, sizes[0], PARTS, rng))
         return made if all(around.is_alike for around in made) else None
 
-    def finished(self, components: Components, drawn: Drawn, flat: Status | None) -> LocalFit:
+    def finished(self, components: Components, drawn: Drawn) -> LocalFit:
         """Put together the mixture, its status and its diagnostics."""
         elbo = drawn.elbo()
-        if flat is not None:
-            status = flat
-        elif np.mean(~np.isfinite(drawn.f)) > _MOST_NON_FINITE:
+        if np.mean(~np.isfinite(drawn.f)) > _MOST_NON_FINITE:
             text = "non-finite: the log density is not finite around the fit: rescale the columns."
             status = Status(StatusCode.NON_FINITE, text)
         elif not components.converged:
@@ -287,7 +289,7 @@ class Fitting:
         moved[: len(plain.means)] *= 0.1
         return plain.means[which] + moved, plain.covariances[which]
 
-    def _flat_direction(self, modes: Modes, near: Around | None = None) -> Status | None:
+    def _flat_direction(self, modes: Modes, near: Around | None = None) -> Lack | None:
         value = self._value if near is None else lambda theta: near.near(theta, _DRAWS_AT_ONCE).value
         return flat_direction(self._space, self.columns, modes, self.precision.floor, value)
 
@@ -304,15 +306,21 @@ def worth(share: float) -> float:
     return _WORTH / share if share > 0 else _WORTH
 
 
+_NO_MODE = Lack(
+    Status(
+        StatusCode.NO_MODE,
+        "stopped early: no start converged to a mode. Either the density has none (a scale that tends to zero in a"
+        " shard with a small share of the prior: take fewer shards, or a non-centred model), or num_starts is too"
+        " small.",
+    ),
+    "on these rows, with their share of the prior, no start converged to a mode",
+)
+
+
 def _stopped(history: tuple[float, ...]) -> Status:
     """The status of a fit that reached `max_sweeps` (or, if there were no sweeps, did not converge to a mode)."""
     if len(history) < 2:
-        return Status(
-            StatusCode.NO_MODE,
-            "stopped early: no start converged to a mode. Either the density has none (a scale that tends to zero in a"
-            " shard with a small share of the prior: take fewer shards, or a non-centred model), or num_starts is too"
-            " small.",
-        )
+        return _NO_MODE.status
     gain, text = history[-1] - history[-2], f"stopped early after {len(history)} sweeps"
     if history[-1] < max(history):
         return Status(StatusCode.CYCLING, f"{text}: the bound cycled, and the sweep with the highest bound was taken.")

@@ -29,7 +29,7 @@ from epvi.site.rows.rows import read_rows, with_constants
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fingerprint import hash_each, hash_fixed, hash_rows, model_values
 from epvi.site.tasks.labels import settle_labels
-from epvi.wire.shard_fit import Part, Provenance, ShardFit
+from epvi.wire.shard_fit import Part, Provenance, ShardFit, informs
 
 ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
 
@@ -193,6 +193,8 @@ def fit_regular(
 def _shard_fit(
     programs: Programs, columns: Columns, part: Part, made_of: Provenance, made: LocalFit, seconds: float
 ) -> ShardFit:
+    # A single shard has no others that could bound what it does not.
+    told = made.information if part.num_shards > 1 else None
     return ShardFit(
         mixture=made.mixture,
         space=programs.target.space,
@@ -201,7 +203,7 @@ def _shard_fit(
         label=part.label,
         prior=part.prior,
         num_rows=programs.target.num_rows(columns),
-        status=made.status,
+        status=made.status if told is None else informs(told.finding),
         history=made.history,
         elbo=made.elbo,
         gap=made.gap,
@@ -209,6 +211,7 @@ def _shard_fit(
         pass_seconds=made.pass_seconds,
         made_of=made_of,
         seconds=seconds,
+        point=None if told is None else told.point,
     )
 
 
