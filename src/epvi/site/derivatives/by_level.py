@@ -81,7 +81,17 @@ class LevelProgram:
     @functools.cached_property
     def shared_of_sums(self) -> np.ndarray:
         """The coordinates, within φ, that the terms of the sums over levels depend on."""
-        behind = self.program.needed([*self.sums.values(), *([] if self.added else [self.program.output])], ())
+        return self._shared_behind([*self.sums.values(), *([] if self.added else [self.program.output])])
+
+    @property
+    def shared_of_gathered(self) -> np.ndarray:
+        """The coordinates, within φ, that the values which rows read by their level depend on."""
+        operands = [step.inputs[0] for step in self.steps if step.outputs[0] in self.gathered]
+        return self._shared_behind([one for one in operands if isinstance(one, int)])
+
+    def _shared_behind(self, values: list[Any]) -> np.ndarray:
+        """The coordinates, within φ, that some values depend on."""
+        behind = self.program.needed(values, ())
         found = [self.read[one] for one in behind if one in self.read and one not in self.along]
         used = np.concatenate([np.zeros(0, np.int64), *(places.ravel() for places in found)])
         return np.flatnonzero(np.isin(self.places.shared, used))

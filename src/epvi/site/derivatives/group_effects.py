@@ -7,6 +7,7 @@ the jaxprs of the two densities, and checked on numbers.
 """
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,8 +25,10 @@ from epvi.site.derivatives.flat_program import Program, flattened
 from epvi.site.model.model import Model
 from epvi.site.model.target import Target
 
-# Fewest levels: with fewer effects, a Gaussian over all parameters together is as good, and costs less. Judgement.
-_LEAST_LEVELS = 20
+# Fewest levels: with fewer effects, a Gaussian over all parameters together is as good, and costs less. Not so where
+# the effects' distribution has parameters of its own, such as a scale: then the joint posterior is a funnel, and only
+# with very few levels there is nothing to learn about it. Judgement.
+_LEAST_LEVELS, _LEAST_VARYING = 20, 3
 # Most effects of one level: the nodes of the integral are a grid over them. Judgement: 125 nodes for three.
 _MOST_PER_LEVEL = 3
 # Most other parameters, whose joint distribution is judged by importance weights. Judgement: as many as are fitted by
@@ -58,14 +61,25 @@ class Gather(NamedTuple):
     column: int
 
 
+class Nature(enum.Enum):
+    """What parameters are, as effects of levels."""
+
+    # They cannot be integrated out level by level.
+    OTHER = enum.auto()
+    # Their distribution is known, as that of coefficients of a factor with a fixed prior.
+    FIXED = enum.auto()
+    # Their distribution depends on other parameters.
+    VARYING = enum.auto()
+
+
 class EffectSearch(Held):
     """Looks for group effects of one target; what it finds out about the model holds for all rows of one kind."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._gathers: tuple[list[Gather], Any] | None = None
-        # Whether parameters are effects that can be integrated out, by parameters.
-        self._known: dict[GroupEffects, bool] = {}
+        # What parameters are, as effects of levels.
+        self._known: dict[GroupEffects, Nature] = {}
 
     @property
     def num_programs(self) -> int:
@@ -73,20 +87,24 @@ class EffectSearch(Held):
         return 0 if self._gathers is None or self._gathers[1] is None else number_of(self._gathers[1])
 
     def find(self, rows: Mapping[str, np.ndarray]) -> FoundEffects | None:
-        """The factor with most effects that can be integrated out, if there is one."""
+        """The factor with most effects that can be integrated out, if there is one; varying effects come first."""
         target, space = self.target, self.target.space
-        big = any(max(one.flat_shape, default=0) >= _LEAST_LEVELS for one in space.parameters)
+        big = any(max(one.flat_shape, default=0) >= _LEAST_VARYING for one in space.parameters)
         if not big or target.log_joint is not None or space.exchangeable or not target.proper:
             return None
+        fixed = None
         with jax.enable_x64(True):
             for found in self._candidates(rows):
                 if np.any((found.codes < 0) | (found.codes >= found.effects.num_levels)):
                     continue
                 if found.effects not in self._known:
-                    self._known[found.effects] = _can_be_integrated(target, found, rows)
-                if self._known[found.effects]:
+                    self._known[found.effects] = _nature(target, found, rows)
+                nature = self._known[found.effects]
+                if nature is Nature.VARYING:
                     return found
-        return None
+                if nature is Nature.FIXED and found.effects.num_levels >= _LEAST_LEVELS:
+                    fixed = fixed or found
+        return fixed
 
     def _candidates(self, rows: Mapping[str, np.ndarray]) -> list[FoundEffects]:
         """Parameters that rows read by one index only, those with most effects first."""
@@ -177,12 +195,12 @@ def _read(step: Any, used: list[Any]) -> list[Gather]:
     found = []
     for column, axis in enumerate(numbers.start_index_map):
         names = frozenset(one.name for one in used if shape[axis] in one.flat_shape)
-        if shape[axis] >= _LEAST_LEVELS and names:
+        if shape[axis] >= _LEAST_VARYING and names:
             found.append(Gather(shape[axis], names, step.inputs[1], column))
     return found
 
 
-def _can_be_integrated(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray]) -> bool:
+def _nature(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray]) -> Nature:
     """Whether levels are independent given φ in the prior, and the likelihood of a row depends on its level only."""
     places = Places(found.effects.places(target.space), target.space.dim)
     theta = jax.ShapeDtypeStruct((target.space.dim,), np.float64)
@@ -190,8 +208,10 @@ def _can_be_integrated(target: Target, found: FoundEffects, rows: Mapping[str, n
     prior = trace_by_level(lambda theta, _: target.log_prior(theta), theta, {}, places)
     likelihood = trace_by_level(target.log_likelihood, theta, some, places)
     if prior is None or likelihood is None or not prior.sums or not likelihood.gathered:
-        return False
-    return _agrees(target, places, some, found.codes[:_ROWS_TO_TRY])
+        return Nature.OTHER
+    if not _agrees(target, places, some, found.codes[:_ROWS_TO_TRY]):
+        return Nature.OTHER
+    return Nature.VARYING if len(prior.shared_of_sums) or len(likelihood.shared_of_gathered) else Nature.FIXED
 
 
 def _agrees(target: Target, places: Places, some: Mapping[str, np.ndarray], codes: np.ndarray) -> bool:
