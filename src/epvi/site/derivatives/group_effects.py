@@ -34,6 +34,9 @@ _MOST_PER_LEVEL = 3
 # Most other parameters, whose joint distribution is judged by importance weights. Judgement: as many as are fitted by
 # Newton's method.
 _MOST_SHARED = 128
+# Most other parameters, if varying effects are integrated out though another factor has more effects, with a fixed
+# prior. Judgement: coefficients are nearly Gaussian, and importance weights can judge so many of them.
+_MOST_BESIDE_VARYING = 64
 # Rows on which the densities by level are compared with those of the model, and largest relative difference. Judgement:
 # they do the same arithmetic, in another order of summation.
 _ROWS_TO_TRY, _SAME = 64, 1e-9
@@ -61,7 +64,7 @@ class Gather(NamedTuple):
     column: int
 
 
-class Nature(enum.Enum):
+class EffectKind(enum.Enum):
     """What parameters are, as effects of levels."""
 
     # They cannot be integrated out level by level.
@@ -79,7 +82,7 @@ class EffectSearch(Held):
         self.target = target
         self._gathers: tuple[list[Gather], Any] | None = None
         # What parameters are, as effects of levels.
-        self._known: dict[GroupEffects, Nature] = {}
+        self._known: dict[GroupEffects, EffectKind] = {}
 
     @property
     def num_programs(self) -> int:
@@ -87,7 +90,10 @@ class EffectSearch(Held):
         return 0 if self._gathers is None or self._gathers[1] is None else number_of(self._gathers[1])
 
     def find(self, rows: Mapping[str, np.ndarray]) -> FoundEffects | None:
-        """The factor with most effects that can be integrated out, if there is one; varying effects come first."""
+        """The factor with most effects that can be integrated out, if there is one.
+
+        Varying effects come first, if few other parameters are left.
+        """
         target, space = self.target, self.target.space
         big = any(max(one.flat_shape, default=0) >= _LEAST_VARYING for one in space.parameters)
         if not big or target.log_joint is not None or space.exchangeable or not target.proper:
@@ -98,11 +104,11 @@ class EffectSearch(Held):
                 if np.any((found.codes < 0) | (found.codes >= found.effects.num_levels)):
                     continue
                 if found.effects not in self._known:
-                    self._known[found.effects] = _nature(target, found, rows)
-                nature = self._known[found.effects]
-                if nature is Nature.VARYING:
+                    self._known[found.effects] = _kind(target, found, rows)
+                kind, others = self._known[found.effects], space.dim - found.effects.places(space).size
+                if kind is EffectKind.VARYING and (fixed is None or others <= _MOST_BESIDE_VARYING):
                     return found
-                if nature is Nature.FIXED and found.effects.num_levels >= _LEAST_LEVELS:
+                if kind is EffectKind.FIXED and found.effects.num_levels >= _LEAST_LEVELS:
                     fixed = fixed or found
         return fixed
 
@@ -200,7 +206,7 @@ def _read(step: Any, used: list[Any]) -> list[Gather]:
     return found
 
 
-def _nature(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray]) -> Nature:
+def _kind(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray]) -> EffectKind:
     """Whether levels are independent given φ in the prior, and the likelihood of a row depends on its level only."""
     places = Places(found.effects.places(target.space), target.space.dim)
     theta = jax.ShapeDtypeStruct((target.space.dim,), np.float64)
@@ -208,10 +214,10 @@ def _nature(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray])
     prior = trace_by_level(lambda theta, _: target.log_prior(theta), theta, {}, places)
     likelihood = trace_by_level(target.log_likelihood, theta, some, places)
     if prior is None or likelihood is None or not prior.sums or not likelihood.gathered:
-        return Nature.OTHER
+        return EffectKind.OTHER
     if not _agrees(target, places, some, found.codes[:_ROWS_TO_TRY]):
-        return Nature.OTHER
-    return Nature.VARYING if len(prior.shared_of_sums) or len(likelihood.shared_of_gathered) else Nature.FIXED
+        return EffectKind.OTHER
+    return EffectKind.VARYING if len(prior.shared_of_sums) or len(likelihood.shared_of_gathered) else EffectKind.FIXED
 
 
 def _agrees(target: Target, places: Places, some: Mapping[str, np.ndarray], codes: np.ndarray) -> bool:
