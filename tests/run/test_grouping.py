@@ -145,7 +145,7 @@ def test_levels_may_have_names_and_groups_any_size():
     assert named.effects is not None
     np.testing.assert_allclose(coded.effects.mean, named.effects.mean, rtol=1e-6)
     # The level without rows has the prior's mean, mu.
-    np.testing.assert_allclose(named.effects.mean[7, 0], named.effects.centre[0], rtol=1e-6)
+    np.testing.assert_allclose(named.effects.mean[:, 7, 0], named.effects.supports[:, 0], rtol=1e-6)
 
 
 @pytest.mark.slow

@@ -27,8 +27,9 @@ class SeedStream(enum.IntEnum):
     """Streams of a posterior's seed; shard m, and what stands in for it, has stream m.
 
     COMMON is for the starts that all shards share, SPLIT deals the rows to shards, PRODUCT multiplies the fits, DRAWS
-    are those that shards are asked to score in `epvi.fit`. PARTS belongs to the key of such a request, which may be a
-    seed itself: for the parts of the rows that tall shards score, of shard m the m-th stream of it.
+    are those that shards are asked to score in `epvi.fit`, SUPPORTS those at which group effects are evaluated. PARTS
+    belongs to the key of such a request, which may be a seed itself: for the parts of the rows that tall shards score,
+    of shard m the m-th stream of it.
     """
 
     COMMON = 0
@@ -36,6 +37,7 @@ class SeedStream(enum.IntEnum):
     PRODUCT = FIRST_NAMED + 1
     PARTS = FIRST_NAMED + 2
     DRAWS = FIRST_NAMED + 3
+    SUPPORTS = FIRST_NAMED + 4
 
 
 @enum.unique

@@ -13,6 +13,7 @@ class Work(enum.Enum):
 
     FIT = "fitting shards", "fitted"
     SCORE = "scoring draws", "scored"
+    EFFECTS = "computing group effects", "evaluated"
 
     def __init__(self, doing: str, done: str) -> None:
         self.doing, self.done = doing, done

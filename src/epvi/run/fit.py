@@ -96,7 +96,7 @@ def fit(
     size = block_size(programs, columns, split.largest, inference.points_at_once)
     key_data = np.asarray(jax.random.key_data(key))
     plan = FitPlan(inference, size, key_data, made_of, table.hash_key, programs.target.bundle)
-    job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any)
+    job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any or integrated is not None)
     folder = WorkFolder(Path(work)) if work else None
     with (
         ShardProgress(split.num_shards, progress) as bar,
@@ -111,7 +111,7 @@ def fit(
             # The error keeps the fits, so that epvi.combine can still multiply them.
             raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
         if integrated is not None:
-            posterior = integrated.put_back(posterior)
+            posterior = integrated.put_back(posterior, sites, key)
         bar.say("done")
         _log_end(posterior, time.perf_counter() - start)
         return posterior

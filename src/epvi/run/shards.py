@@ -10,27 +10,29 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from epvi.engines.local import Pool, size_of, workers
 from epvi.ground.atomic import owner
-from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
 from epvi.ground.printable import shown
+from epvi.run import worker
 from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
 from epvi.run.scoring import Scoring
+from epvi.run.submitting import ExecutorClosedError, abandon, error_of, submit
 from epvi.run.work_folder import WorkFolder, remove_dead
-from epvi.run.worker import HeldRows, Job, NoRows, Question, answer_batch, answer_shard, forget, run_batch, run_shard
+from epvi.run.worker import HeldRows, Job, NoRows, Question
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
+from epvi.site.tasks.effects import LevelMoments
 from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
@@ -105,8 +107,8 @@ class RunningShards:
         def task(group: Group) -> tuple:
             rows = [self.rows[part.shard] for part in group]
             if len(group) > 1:
-                return run_batch, self.job, group, rows
-            return run_shard, self.job, group[0], rows[0], group[0].shard in irregular
+                return worker.run_batch, self.job, group, rows
+            return worker.run_shard, self.job, group[0], rows[0], group[0].shard in irregular
 
         groups = self._groups(left) if self.job.plan.inference.fits_together else [(part,) for part in left]
         failed = self._each(Work.FIT, groups, task, keep, fits)
@@ -130,31 +132,60 @@ class RunningShards:
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
             share = sum(float(self.sizes[part.shard - 1]) for part in group) / float(np.sum(self.sizes))
-            question = Question(draws, scoring, share, held or ())
+            question = Question(draws, scoring, share, () if self._all_mapped else tuple(self.earlier))
             if len(group) > 1:
-                return answer_batch, self.job, group, rows, question
-            return answer_shard, self.job, group[0], None if rows is None else rows[0], question
+                return worker.answer_batch, self.job, group, rows, question
+            return worker.answer_shard, self.job, group[0], None if rows is None else rows[0], question
+
+        self._asked(Work.SCORE, task, keep, answers)
+        self.earlier += list(draws.centres)
+        return [answers[shard] for shard in sorted(answers)]
+
+    def effects(self, phi: Float[np.ndarray, "S p"], empty: Int[np.ndarray, " n"]) -> list[LevelMoments]:
+        """Moments of the integrated group effects given each φ: those of groups, and of levels without rows."""
+        answers: dict[int, LevelMoments | None] = {}
+
+        def keep(group: Group, made: LevelMoments | NoRows) -> list[Group]:
+            if not isinstance(made, NoRows):
+                answers.update({part.shard: None for part in group} | {group[0].shard: made})
+            return []
+
+        def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
+            return worker.effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0]
+
+        self._asked(Work.EFFECTS, task, keep, answers)
+        return [made for _, made in sorted(answers.items()) if made is not None]
+
+    def _asked(
+        self,
+        work: Work,
+        task: Callable[[Group, list[MappedRows | HeldRows] | None], tuple],
+        keep: Callable[[Group, Any], list[Group]],
+        answers: dict,
+    ) -> None:
+        """Ask all shards; where rows travel, first without them, and again with rows where no worker has kept them."""
 
         def with_rows(group: Group) -> tuple:
             return task(group, [self.rows[part.shard] for part in group])
 
-        held = None if all(isinstance(rows, MappedRows) for rows in self.rows.values()) else tuple(self.earlier)
         failed, groups = {}, self._groups(self.parts)
-        if held is not None:
-            failed = self._each(Work.SCORE, groups, lambda group: task(group, None), keep, answers)
+        if not self._all_mapped:
+            failed = self._each(work, groups, lambda group: task(group, None), keep, answers)
             groups = [group for group in groups if any(part.shard not in answers for part in group)]
         if groups and not failed:
-            failed = self._each(Work.SCORE, groups, with_rows, keep, answers)
+            failed = self._each(work, groups, with_rows, keep, answers)
         if failed:
-            raise explained(Work.SCORE, failed, self.done, {part.shard: part for part in self.parts})
-        self.earlier += list(draws.centres)
-        return [answers[shard] for shard in sorted(answers)]
+            raise explained(work, failed, self.done, {part.shard: part for part in self.parts})
+
+    @property
+    def _all_mapped(self) -> bool:
+        return all(isinstance(rows, MappedRows) for rows in self.rows.values())
 
     def forget(self) -> None:
         """Have workers free the rows that they were sent (best effort)."""
         if any(isinstance(rows, HeldRows) for rows in self.rows.values()):
             with contextlib.suppress(Exception):
-                wait([self.executor.submit(forget, self.job.token) for _ in self.parts], timeout=1)
+                wait([self.executor.submit(worker.forget, self.job.token) for _ in self.parts], timeout=1)
 
     def _groups(self, left: list[Part]) -> list[Group]:
         """Shards that are fitted together: those of these that are in the same batch of all shards."""
@@ -182,7 +213,7 @@ class RunningShards:
         deaths: Counter[tuple[int, int]] = Counter()
 
         def begin(group: Group) -> None:
-            pending[_submit(self.executor, *task(group))] = group
+            pending[submit(self.executor, *task(group))] = group
 
         def again(group: Group, error: Exception) -> None:
             died, key = isinstance(error, BrokenExecutor), (group[0].shard, len(group))
@@ -207,7 +238,7 @@ class RunningShards:
             while pending:
                 for future in wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED).done:
                     group = pending.pop(future)
-                    error = _error_of(future)
+                    error = error_of(future)
                     if error is not None:
                         again(group, error)
                         continue
@@ -215,7 +246,7 @@ class RunningShards:
                         begin(more)
                 self.bar.update(set(results) | set(failed))
         finally:
-            _abandon(self.executor, list(pending))
+            abandon(self.executor, list(pending))
         return failed
 
 
@@ -312,37 +343,6 @@ def _folder(work: WorkFolder | None) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-class ExecutorClosedError(EpviError):
-    """The executor accepts no tasks."""
-
-
-def _submit(executor: Executor, function: Callable, *arguments: Any) -> Future:
-    try:
-        return executor.submit(function, *arguments)
-    except RuntimeError as error:
-        said = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")
-        raise ExecutorClosedError(f"the executor takes no work ({said}): pass one that is still open.") from error
-
-
-def _error_of(future: Future) -> Exception | None:
-    """The error of a finished task, or None; a `KeyboardInterrupt` or the like is raised at once."""
-    try:
-        error = future.exception()
-    except CancelledError:
-        return EpviError("the executor was closed while it had work to do: keep it open until the call is over.")
-    if error is None or isinstance(error, Exception):
-        return error
-    raise error
-
-
-def _abandon(executor: Executor, futures: list[Future]) -> None:
-    """Cancel the unfinished tasks of this call, and no others."""
-    if isinstance(executor, Pool):
-        executor.abandon(futures)
-    for future in futures:
-        future.cancel()
 
 
 def workers_of(number: int | None) -> Pool:

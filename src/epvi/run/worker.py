@@ -13,6 +13,7 @@ from pathlib import Path
 
 import cloudpickle
 import numpy as np
+from jaxtyping import Float, Int
 
 from epvi.ground.compiled import let_go
 from epvi.ground.errors import EpviError
@@ -26,6 +27,7 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.answers import Asking
+from epvi.site.tasks.effects import LevelMoments, effects_given
 from epvi.site.tasks.fit_shard import FitPlan, fit_columns, fit_regular
 from epvi.site.tasks.score import answer_columns
 from epvi.site.tasks.score_together import answer_together
@@ -160,12 +162,9 @@ def answer_batch(
 
     With `rows=None` they are computed from rows that this process has kept.
     """
+    rows = _kept(job, parts, rows)
     if rows is None:
-        kept = [_KEPT.get((job.token, part.shard)) for part in parts]
-        rows = [own for own in kept if own is not None]
-        if len(rows) < len(parts):
-            return NoRows()
-    _keep_all(job, parts, rows)
+        return NoRows()
     first = rows[0]
     file = first.folder / f"expansions-batch-{parts[0].shard}.npz" if isinstance(first, MappedRows) else None
     known = ExpansionsCache(file, earlier=question.earlier)
@@ -177,6 +176,22 @@ def answer_batch(
         asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, share=question.share)
         made = answer_together(programs, columns, sizes, parts, question.draws, asking, known)
     return None if made is None else stacked(made)
+
+
+def effects_of(
+    job: Job,
+    parts: Sequence[Part],
+    rows: Sequence[MappedRows | HeldRows] | None,
+    phi: Float[np.ndarray, "S p"],
+    empty: Int[np.ndarray, " n"],
+) -> LevelMoments | NoRows:
+    """Moments of the group effects of several shards given each φ; with `rows=None`, from rows that were kept."""
+    rows = _kept(job, parts, rows)
+    if rows is None:
+        return NoRows()
+    columns, _ = _joined(rows)
+    with _at_work(job, "the group effects"):
+        return effects_given(programs_of(model_of(job.model), columns).target, columns, phi, empty)
 
 
 # Token of the call for which this process worked last.
@@ -208,6 +223,19 @@ def _keep(token: str, shard: int, rows: HeldRows) -> None:
     for key in [key for key in _KEPT if key[0] != token]:
         _KEPT.pop(key, None)
     _KEPT[token, shard] = rows
+
+
+def _kept(
+    job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows] | None
+) -> Sequence[MappedRows | HeldRows] | None:
+    """The rows of some shards, which are kept then; if none are given, those kept before, or None."""
+    if rows is None:
+        kept = [_KEPT.get((job.token, part.shard)) for part in parts]
+        rows = [own for own in kept if own is not None]
+        if len(rows) < len(parts):
+            return None
+    _keep_all(job, parts, rows)
+    return rows
 
 
 def _keep_all(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> None:

@@ -84,15 +84,35 @@ def flat(g, x, y=None):
 
 
 def few(g, x, y=None):
+    """Coefficients of a factor with few levels, whose prior is fixed."""
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    a = numpyro.sample("a", dist.Normal(0.0, 2.0).expand([5]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal(b * x[:, 0] + a[g % 5], 1.0), obs=y)
+
+
+def few_varying(g, x, y=None):
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
     a = numpyro.sample("a", dist.Normal(0.0, tau).expand([5]).to_event(1))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Normal(a[g % 5], 1.0), obs=y)
 
 
+def few_scaled(g, x, y=None):
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([5]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Normal((tau * a)[g % 5], 1.0), obs=y)
+
+
 @pytest.mark.parametrize("model", [walk, smooth, members, also_alone, flat, few])
 def test_models_whose_levels_are_not_independent_are_left_alone(model):
     assert found(model, ROWS) is None
+
+
+@pytest.mark.parametrize("model", [few_varying, few_scaled])
+def test_few_effects_with_a_scale_of_their_own_are_found(model):
+    assert found(model, ROWS).effects.num_levels == 5
 
 
 def test_codes_outside_the_levels_are_left_to_the_joint_fit():

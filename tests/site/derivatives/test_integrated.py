@@ -9,10 +9,11 @@ from some_groups import logistic_groups, normal_groups, rows_of_groups, slopes
 
 import epvi
 from epvi.ground.float64 import promotion_allowed
-from epvi.site.derivatives.conditional import conditional_moments, prepared
+from epvi.site.derivatives.conditional import prepared
 from epvi.site.derivatives.group_effects import EffectSearch
 from epvi.site.derivatives.integrated import IntegratedModel
 from epvi.site.rows.bundles import bundle, size_of_bundles
+from epvi.site.tasks.effects import effects_given
 
 G = 21
 
@@ -118,7 +119,7 @@ def test_two_effects_per_level_are_exact_for_normal_rows(together):
 def test_effects_given_the_rest(normal):
     rows, target, columns = normal
     phi = np.array([0.3, -0.2])
-    made = conditional_moments(target, columns, phi, G)
+    made = by_level(effects_given(target, columns, phi[None], np.zeros(0, int)))
     counts = np.bincount(rows["g"], minlength=G)
     sums = np.bincount(rows["g"], rows["y"], minlength=G)
 
@@ -127,22 +128,35 @@ def test_effects_given_the_rest(normal):
         return (sums / 0.49 + phi[0] * np.exp(-2 * phi[1])) / precision, -0.5 * np.log(precision)
 
     mean, root = exact(phi)
-    np.testing.assert_allclose(made.mean[:, 0], mean, rtol=1e-8)
-    np.testing.assert_allclose(made.root[:, 0], root, rtol=1e-7, atol=1e-9)
+    np.testing.assert_allclose(made["mean"][0, :, 0], mean, rtol=1e-8)
+    np.testing.assert_allclose(made["root"][0, :, 0], root, rtol=1e-7, atol=1e-9)
     for i, step in enumerate(1e-5 * np.eye(2)):
         slopes_of = [(a - b) / 2e-5 for a, b in zip(exact(phi + step), exact(phi - step), strict=True)]
-        np.testing.assert_allclose(made.mean_slope[:, 0, i], slopes_of[0], rtol=1e-4, atol=1e-7)
-        np.testing.assert_allclose(made.root_slope[:, 0, i], slopes_of[1], rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(made["slopes"][0][:, 0, i], slopes_of[0], rtol=1e-4, atol=1e-7)
+        np.testing.assert_allclose(made["slopes"][1][:, 0, i], slopes_of[1], rtol=1e-4, atol=1e-7)
+    several = np.random.default_rng(0).normal(size=(70, 2))
+    made = by_level(effects_given(target, columns, several, np.zeros(0, int)))
+    wanted = [exact(one) for one in several]
+    np.testing.assert_allclose(made["mean"][..., 0], [one for one, _ in wanted], rtol=1e-8)
+    np.testing.assert_allclose(made["root"][..., 0], [one for _, one in wanted], rtol=1e-7, atol=1e-9)
+    assert made["slopes"] is None
+
+
+def by_level(made):
+    order = np.argsort(made.levels)
+    np.testing.assert_array_equal(made.levels[order], np.arange(G))
+    slopes = None if made.slopes is None else [one[order] for one in made.slopes]
+    return {"mean": made.mean[:, order], "root": made.root[:, order], "slopes": slopes}
 
 
 def test_levels_without_rows_have_their_prior():
     rows, _ = rows_of_groups(150, G, binary=False)
     rows = {"g": np.where(rows["g"] == 4, 5, rows["g"]), "y": rows["y"]}
     target, columns = integrated(normal_groups(G), rows)
-    made = conditional_moments(target, columns, np.array([0.3, -0.2]), G)
-    np.testing.assert_allclose([made.mean[4, 0], made.root[4, 0]], [0.3, -0.2], atol=1e-9)
-    np.testing.assert_allclose(made.mean_slope[4, 0], [1.0, 0.0], atol=1e-7)
-    np.testing.assert_allclose(made.root_slope[4, 0], [0.0, 1.0], atol=1e-7)
+    made = by_level(effects_given(target, columns, np.array([[0.3, -0.2]]), np.array([4])))
+    np.testing.assert_allclose([made["mean"][0, 4, 0], made["root"][0, 4, 0]], [0.3, -0.2], atol=1e-9)
+    np.testing.assert_allclose(made["slopes"][0][4, 0], [1.0, 0.0], atol=1e-7)
+    np.testing.assert_allclose(made["slopes"][1][4, 0], [0.0, 1.0], atol=1e-7)
 
 
 def test_integrals_near_a_known_point(normal):

@@ -12,7 +12,7 @@ from epvi.wire.codec import describe_space, read_space
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, as_text
 
-_ARRAYS = ("centre", "mean", "root", "mean_slope", "root_slope")
+_ARRAYS = ("supports", "weights", "mean", "root", "mean_slope", "root_slope")
 # Parameters that may be group effects, and levels of a factor, in a file. Judgement.
 _MOST_NAMES, _MOST_LEVELS = 16, 10**8
 # Largest logarithm of an sd: variances are then between 1e-150 and 1e150, and their squares finite in float64.
@@ -34,9 +34,9 @@ def read_effects(record: Record, content: Envelope, shared: Space) -> tuple[Spac
     if "effects" not in set(record) or record.any("effects") is None:
         return shared, None
     table, p = record.table("effects"), shared.dim
-    mean = read_array(content, "effects/mean", (None, None))
-    levels, s = mean.shape
-    space = read_space(table, {"means": np.empty((1, p + mean.size))})
+    mean = read_array(content, "effects/mean", (None, None, None))
+    supports, levels, s = mean.shape
+    space = read_space(table, {"means": np.empty((1, p + levels * s))})
     which = GroupEffects(
         table.list("names", as_text, _MOST_NAMES),
         table.list("axes", lambda axis, what: int(as_number(axis, what)), _MOST_NAMES),
@@ -46,13 +46,16 @@ def read_effects(record: Record, content: Envelope, shared: Space) -> tuple[Spac
     t = s * (s + 1) // 2
     effects = Effects(
         which,
-        read_array(content, "effects/centre", (p,)),
+        read_array(content, "effects/supports", (supports, p)),
+        read_array(content, "effects/weights", (supports,)),
         mean,
-        read_array(content, "effects/root", (levels, t)),
+        read_array(content, "effects/root", (supports, levels, t)),
         read_array(content, "effects/mean_slope", (levels, s, p)),
         read_array(content, "effects/root_slope", (levels, t, p)),
     )
-    if np.any(np.abs(effects.root[:, np.cumsum(np.arange(1, s + 1)) - 1]) > _MOST_LOG_SD):
+    if not supports or np.any(effects.weights < 0) or not np.isclose(np.sum(effects.weights), 1):
+        raise Malformed("its effects have weights that do not sum to 1")
+    if np.any(np.abs(effects.root[..., np.cumsum(np.arange(1, s + 1)) - 1]) > _MOST_LOG_SD):
         raise Malformed("its effects have variances outside 1e-150 to 1e150")
     return space, effects
 

@@ -26,6 +26,7 @@ from epvi.hub.posterior.file import pack_parts, unpack_parts
 from epvi.hub.posterior.multiplied import checked_and_multiplied
 from epvi.hub.posterior.parts import Choices, Parts
 from epvi.hub.posterior.summary import Derive, Summary, summarise
+from epvi.hub.posterior.supports import resampled
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
@@ -182,7 +183,7 @@ class Posterior:
         """Draws of unconstrained θ, from the mixture or, if the certificate corrects it, by importance resampling.
 
         Resampling repeats the scored draws in proportion to their weights: there are at most `num_draws` different
-        ones.
+        ones. So it is, too, where group effects are known at some draws of the other parameters.
         """
         at_least("num_samples", num_samples, 1)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
@@ -192,12 +193,11 @@ class Posterior:
     def _shared(self, num_samples: int, seed: Seed, rng: np.random.Generator) -> Float[np.ndarray, "n p"]:
         """Draws of θ, without the group effects that were integrated out."""
         found = self.certificate
+        if self.effects is not None and not self.effects.are_linear:
+            return self.effects.supports[resampled(self.effects.weights, num_samples, rng)]
         if found is None or not found.resamples:
             return np.asarray(self.mixture.sample(num_samples, seed=seed))
-        # Systematic resampling: a draw of weight w is taken n·w times, rounded up or down.
-        places = (np.arange(num_samples) + rng.uniform()) / num_samples
-        chosen = np.searchsorted(np.cumsum(found.weights), places * np.sum(found.weights))
-        return found.theta[rng.permutation(np.minimum(chosen, len(found.theta) - 1))]
+        return found.theta[resampled(found.weights, num_samples, rng)]
 
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]:
         """The draws of `theta` as constrained parameters by name, of shape (num_samples, *shape) each."""

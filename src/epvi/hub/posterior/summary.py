@@ -7,22 +7,24 @@ this signed sample have the Monte Carlo error of the correction only, which vani
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float
 
-from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import draw, uniform_points
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.text_table import lined_up
+from epvi.hub.posterior.effect_moments import SharedMoments, moments_of, quantiles_of
 from epvi.hub.posterior.effects import Effects
+from epvi.hub.posterior.supports import resampled
 from epvi.hub.refine.step import Refinable
 from epvi.parameters.space import Space
 
-# Draws behind the quantiles of group effects: so many numbers in all, and at least so many draws. Judgement: a second.
+# Joint draws with group effects, where their summary needs any: so many numbers in all, and at least so many draws.
+# Judgement: a second.
 _NUMBERS, _LEAST_DRAWS = 10**7, 1000
 
 # From draws by name, of shape (n, ...) each, to derived quantities by name, also with n entries.
@@ -67,6 +69,37 @@ class Summary:
         return {"mean": float(self.mean[i]), "sd": float(self.sd[i]), **quantiles}
 
 
+class _Sample(NamedTuple):
+    """Draws of the parameters that were not integrated out, φ: those of the mixture, then the scored ones."""
+
+    theta: Float[np.ndarray, "n p"]
+    # Weights 1/n of the draws of the mixture, and w − v of the scored ones.
+    weights: Float[np.ndarray, " n"]
+    # How many are from the mixture, and its means and sds.
+    own: int
+    mean: Float[np.ndarray, " p"]
+    sd: Float[np.ndarray, " p"]
+    # w and v of the scored ones (`trust/importance.py`); both empty if there are none.
+    w: Float[np.ndarray, " S"]
+    v: Float[np.ndarray, " S"]
+
+    @classmethod
+    def of(cls, posterior: Refinable, num_samples: int, key: tuple[int, ...]) -> "_Sample":
+        mixture, found = posterior.mixture, posterior.certificate
+        theta = draw(mixture, uniform_points(num_samples, mixture.dim + 1, key))
+        weights = np.full(num_samples, 1 / num_samples)
+        w = v = np.zeros(0)
+        if found is not None and found.corrects:
+            w, v = found.weights, found.own
+            theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, w - v])
+        return cls(theta, weights, num_samples, np.asarray(mixture.mean()), np.asarray(mixture.sd()), w, v)
+
+    def moments(self, values: Float[np.ndarray, "n k"], known: tuple | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """Means and sds of quantities at the draws, of which those under the mixture may be known."""
+        mixture = known or _moments(values[: self.own], self.weights[: self.own])
+        return _corrected(values[self.own :], self.w, self.v, *mixture)
+
+
 def summarise(
     posterior: Refinable,
     quantiles: Sequence[float],
@@ -76,61 +109,92 @@ def summarise(
     effects: Effects | None = None,
 ) -> Summary:
     """The summary; moments of unconstrained parameters are those of the mixture (exact), plus the correction."""
-    mixture, space = posterior.mixture, posterior.space
-    key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
-    if effects is not None and of is None:
-        # Quantiles of thousands of effects are worth fewer draws.
-        num_samples = min(num_samples, max(_NUMBERS // effects.num_effects, _LEAST_DRAWS))
-    theta = draw(mixture, uniform_points(num_samples, mixture.dim + 1, key))
-    weights = np.full(num_samples, 1 / num_samples)
-    found = posterior.certificate
-    if found is not None and found.corrects:
-        theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, found.weights - found.own])
-    mean, sd = np.asarray(mixture.mean()), np.asarray(mixture.sd())
+    space, key = posterior.space, tuple(int(word) for word in jax.random.key_data(as_key(seed)))
+    sample = _Sample.of(posterior, num_samples, key)
+    if of is not None:
+        if effects is not None:
+            sample = _with_effects(sample, effects, space, key)
+        values = derived(of, space.constrain(sample.theta), len(sample.theta))
+        return _table(_of_values(values, sample, quantiles), quantiles)
+    shared = space if effects is None else effects.which.shared_space(space)
+    parts = _of_values(shared.constrain(sample.theta), sample, quantiles, shared)
     if effects is not None:
-        mean, sd = _with_effects(effects, mixture, space, (mean, sd), theta[num_samples:], weights[num_samples:])
-        theta = effects.theta(space, theta, np.random.default_rng(key))
-    constrained = space.constrain(theta)
-    values = {parameter.name: constrained[parameter.name] for parameter in space.parameters}
-    exact = {p.name: space.slices[p.name] for p in space.parameters if p.is_real and of is None}
-    names, means, sds, at = [], [], [], []
-    for name, value in (values if of is None else derived(of, values, len(theta))).items():
-        of_one = value.reshape(len(theta), -1)
-        names += [f"{name}[{','.join(map(str, i))}]" if i else name for i in np.ndindex(value.shape[1:])]
-        part = exact.get(name)
-        known = _moments(of_one[:num_samples], weights[:num_samples]) if part is None else (mean[part], sd[part])
-        done = part is not None and effects is not None and name in effects.which.names
-        scored = found if found is not None and found.corrects and not done else None
-        moved = known if scored is None else _corrected(of_one[num_samples:], scored.weights, scored.own, *known)
-        means.append(moved[0])
-        sds.append(moved[1])
-        at.append(np.stack([_quantiles(column, weights, quantiles) for column in of_one.T]))
-    return Summary(
-        tuple(names),
-        np.concatenate(means),
-        np.concatenate(sds),
-        tuple(quantiles),
-        np.concatenate(at).reshape(-1, len(quantiles)),
-    )
+        parts |= _of_effects(sample, effects, posterior, quantiles, key)
+    return _table({p.name: parts[p.name] for p in space.parameters}, quantiles)
 
 
-def _with_effects(
-    effects: Effects,
-    mixture: GaussianMixture,
-    space: Space,
-    known: tuple[np.ndarray, np.ndarray],
-    phi: Float[np.ndarray, "S p"],
-    signed: Float[np.ndarray, " S"],
-) -> tuple[np.ndarray, np.ndarray]:
-    """Means and sds of all parameters, from those of all but the group effects; only the latter are corrected."""
-    places = effects.which.places(space)
-    shared = np.setdiff1d(np.arange(space.dim), places)
-    made = []
-    for own, more in zip(known, effects.moments(mixture, phi, signed), strict=True):
-        whole = np.empty(space.dim)
-        whole[shared], whole[places] = own, more
-        made.append(whole)
-    return made[0], made[1]
+class _Part(NamedTuple):
+    """Means, sds and quantiles of the entries of one parameter or derived quantity."""
+
+    shape: tuple[int, ...]
+    mean: Float[np.ndarray, " k"]
+    sd: Float[np.ndarray, " k"]
+    at: Float[np.ndarray, "k q"]
+
+
+def _of_values(
+    values: Mapping[str, np.ndarray], sample: _Sample, quantiles: Sequence[float], space: Space | None = None
+) -> dict[str, _Part]:
+    """The summary of quantities at the draws; those that are coordinates of `space` have known moments."""
+    made = {}
+    for name, value in values.items():
+        flat = value.reshape(len(value), -1)
+        known = None
+        if space is not None and space.by_name[name].is_real:
+            known = sample.mean[space.slices[name]], sample.sd[space.slices[name]]
+        at = np.stack([_quantiles(column, sample.weights, quantiles) for column in flat.T])
+        made[name] = _Part(value.shape[1:], *sample.moments(flat, known), at)
+    return made
+
+
+def _of_effects(
+    sample: _Sample, effects: Effects, posterior: Refinable, quantiles: Sequence[float], key: tuple[int, ...]
+) -> dict[str, _Part]:
+    """The summary of group effects: from their moments given φ, or from draws where their support is not the reals."""
+    space, made = posterior.space, {}
+    if not all(space.by_name[name].is_real for name in effects.which.names):
+        sample = _with_effects(sample, effects, space, key)
+        values = space.constrain(sample.theta)
+        return _of_values({name: values[name] for name in effects.which.names}, sample, quantiles)
+    mean, sd = sample.moments(sample.theta, (sample.mean, sample.sd))
+    shared = SharedMoments(posterior.mixture, sample.theta[sample.own :], sample.weights[sample.own :], mean, sd)
+    moments = moments_of(effects, shared)
+    found = [*moments, quantiles_of(effects, shared, moments, quantiles, key)]
+    whole = [np.empty((space.dim, *part.shape[2:])) for part in found]
+    for to, part in zip(whole, found, strict=True):
+        to[effects.which.places(space)] = part
+    for name in effects.which.names:
+        made[name] = _Part(space.by_name[name].shape, *(part[space.slices[name]] for part in whole))
+    return made
+
+
+def _with_effects(sample: _Sample, effects: Effects, space: Space, key: tuple[int, ...]) -> _Sample:
+    """Draws of all parameters: at the draws of φ, or at supports of the effects where these are known better there.
+
+    Of thousands of effects there are fewer draws.
+    """
+    rng, own = np.random.default_rng(key), sample.own
+    most = min(own, max(_NUMBERS // effects.num_effects, _LEAST_DRAWS))
+    even = np.full(most, 1 / most)
+    scored = {} if effects.are_linear else {"w": np.zeros(0), "v": np.zeros(0)}
+    if effects.are_linear:
+        phi, weights = (
+            np.concatenate([first, all_of[own:]])
+            for first, all_of in ((sample.theta[:most], sample.theta), (even, sample.weights))
+        )
+    else:
+        phi, weights = effects.supports[resampled(effects.weights, most, rng)], even
+    return sample._replace(theta=effects.theta(space, phi, rng), weights=weights, own=most, **scored)
+
+
+def _table(parts: Mapping[str, _Part], probabilities: Sequence[float]) -> Summary:
+    names = [
+        f"{name}[{','.join(map(str, i))}]" if i else name
+        for name, part in parts.items()
+        for i in np.ndindex(part.shape)
+    ]
+    means, sds, at = (np.concatenate([getattr(part, one) for part in parts.values()]) for one in ("mean", "sd", "at"))
+    return Summary(tuple(names), means, sds, tuple(probabilities), at)
 
 
 def derived(of: Derive, values: dict[str, np.ndarray], num_draws: int) -> dict[str, np.ndarray]:
@@ -161,6 +225,8 @@ def _corrected(
     sd: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and sd under w, with those under v as control variates: their known values are `mean` and `sd`."""
+    if not len(values):
+        return mean, sd
     centre = mean + _controlled(values - mean, w, v, np.zeros_like(mean))
     variance = _controlled((values - centre) ** 2, w, v, sd**2 + (mean - centre) ** 2)
     return centre, np.sqrt(np.maximum(variance, 1e-6 * sd**2))

@@ -75,13 +75,25 @@ class LevelProgram:
     gathered: Mapping[int, int]
     # Sums over levels: the number of the value that is summed.
     sums: Mapping[int, int]
+    # Values that are summed in another shape, in which levels have no axis of their own: they are not computed.
+    merged: Mapping[int, int]
     # Whether these sums are only added in the output, not multiplied by functions of φ.
     added: bool
 
     @functools.cached_property
     def shared_of_sums(self) -> np.ndarray:
         """The coordinates, within φ, that the terms of the sums over levels depend on."""
-        behind = self.program.needed([*self.sums.values(), *([] if self.added else [self.program.output])], ())
+        return self._shared_behind([*self.sums.values(), *([] if self.added else [self.program.output])])
+
+    @property
+    def shared_of_gathered(self) -> np.ndarray:
+        """The coordinates, within φ, that the values which rows read by their level depend on."""
+        operands = [step.inputs[0] for step in self.steps if step.outputs[0] in self.gathered]
+        return self._shared_behind([one for one in operands if isinstance(one, int)])
+
+    def _shared_behind(self, values: list[Any]) -> np.ndarray:
+        """The coordinates, within φ, that some values depend on."""
+        behind = self.program.needed(values, ())
         found = [self.read[one] for one in behind if one in self.read and one not in self.along]
         used = np.concatenate([np.zeros(0, np.int64), *(places.ravel() for places in found)])
         return np.flatnonzero(np.isin(self.places.shared, used))
@@ -111,6 +123,8 @@ class LevelProgram:
         with promotion_allowed():
             for step in self.steps:
                 number = step.outputs[0]
+                if number in self.merged:
+                    continue
                 if number in self.read:
                     values[number] = self._read(number, z, phi, position)
                 elif number in self.sums:
@@ -182,6 +196,7 @@ class _Analysis:
         self.along: dict[int, Along] = {}
         self.gathered: dict[int, int] = {}
         self.sums: dict[int, int] = {}
+        self.merged: dict[int, int] = {}
         self.totals: set[int] = set()
         self.added = True
         # Values that depend on rows.
@@ -191,11 +206,11 @@ class _Analysis:
         steps = needed_steps(self.program)
         for step in steps:
             self._look(step)
-        if isinstance(self.program.output, int) and self.program.output in self.along:
+        if isinstance(self.program.output, int) and self.program.output in {*self.along, *self.merged}:
             raise _OtherFormError
         read = {number: places for number, places in self.read.items() if number != self.program.theta}
         return LevelProgram(
-            self.program, self.places, tuple(steps), read, self.along, self.gathered, self.sums, self.added
+            self.program, self.places, tuple(steps), read, self.along, self.gathered, self.sums, self.merged, self.added
         )
 
     def _look(self, step: Operation) -> None:
@@ -210,7 +225,9 @@ class _Analysis:
         if self.program.theta in inputs or any(self._is_pending(one) for one in inputs):
             raise _OtherFormError
         given = [self.along.get(one) if isinstance(one, int) else None for one in step.inputs]
-        if any(one in self.totals for one in inputs):
+        if any(one in self.merged for one in inputs):
+            self._sum_of(step, self.merged[inputs[0]])
+        elif any(one in self.totals for one in inputs):
             self._add_to_total(step, inputs)
         elif any(given):
             self._with_levels(step, given)
@@ -251,11 +268,18 @@ class _Analysis:
         axis = axis_of(equation, given, levels) if not self._has_rows(step) else None
         if axis is not None:
             self.along[step.outputs[0]] = Along(axis)
-        elif name == "reduce_sum" and equation.outvars[0].aval.shape == ():
-            self.sums[step.outputs[0]] = step.inputs[0]
-            self.totals.add(step.outputs[0])
+        elif name == "reshape" and not self._has_rows(step):
+            self.merged[step.outputs[0]] = step.inputs[0]
         else:
+            self._sum_of(step, step.inputs[0])
+
+    def _sum_of(self, step: Operation, value: int) -> None:
+        """The operation has to be the sum over all entries of a value with an axis of levels."""
+        equation = step.equation
+        if equation.primitive.name != "reduce_sum" or equation.outvars[0].aval.shape != ():
             raise _OtherFormError
+        self.sums[step.outputs[0]] = value
+        self.totals.add(step.outputs[0])
 
 
 def _level_column(equation: Any, axis: int) -> int:

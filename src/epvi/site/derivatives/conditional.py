@@ -1,16 +1,17 @@
 """The effects of each group given the other parameters φ: mean, covariance, and how they change with φ.
 
-Takes the target of bundles with group effects integrated out, and a point φ₀; gives moments of the conditional
-distribution of each level's effects from the nodes of the integral (`integral.py`), with derivatives in φ. Levels
-without rows have their prior. Near φ₀ the moments also tell where the nodes of the integrals have to be.
+Takes the target of bundles with group effects integrated out, and one point φ₀ or several; gives moments of the
+conditional distribution of each group's effects from the nodes of the integral (`integral.py`), at one point with
+derivatives in φ. Near φ₀ these also tell where the nodes of the integrals have to be.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.model.target import Target
@@ -19,6 +20,8 @@ from epvi.site.rows.columns import Columns
 
 # Most rows of a block, of which the derivatives of all nodes are in memory. Judgement.
 _ROWS_AT_ONCE = 2**14
+# Points φ for which a compiled program computes moments at a time. Judgement.
+_POINTS_AT_ONCE = 64
 
 
 class Conditional(NamedTuple):
@@ -34,23 +37,42 @@ class Conditional(NamedTuple):
     root_slope: Float[np.ndarray, "L t p"]
 
 
-def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray, " p"], num_levels: int) -> Conditional:
-    """The moments of all levels' effects given φ near the given point."""
-    columns = _with_all_levels(columns, num_levels)
-    found = _moments(target, columns, phi)
-    levels = columns[LEVELS].ravel()
-    there = levels >= 0
-    made = Conditional(*(np.zeros((num_levels, *part.shape[1:])) for part in found))
-    for whole, part in zip(made, found, strict=True):
-        whole[levels[there]] = part[there]
-    return made
+def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Conditional:
+    """The moments of the effects of all groups of all bundles given φ near the given point, also of absent groups."""
+    assert target.conditional is not None
+    width, pieces = columns[LEVELS].shape[1], []
+    with jax.enable_x64(True), promotion_allowed():
+        for block, known in _blocks(columns):
+            slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
+            pieces.append([np.asarray(part)[known * width :] for part in (*values, *slopes)])
+    return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
+
+
+def conditional_values(
+    target: Target, columns: Columns, phi: Float[np.ndarray, "S p"]
+) -> tuple[Float[np.ndarray, "S L s"], Float[np.ndarray, "S L t"]]:
+    """Mean and root of the effects of all groups of all bundles given each φ, also of absent groups."""
+    assert target.conditional_values is not None
+    width, pieces = columns[LEVELS].shape[1], []
+    # The last points are repeated, so that all calls have the same shape.
+    padded = np.concatenate([phi, np.repeat(phi[-1:], -len(phi) % _POINTS_AT_ONCE, axis=0)])
+    with jax.enable_x64(True), promotion_allowed():
+        for block, known in _blocks(columns):
+            found = [
+                target.conditional_values(jnp.asarray(some, jnp.float64), block)
+                for some in padded.reshape(-1, _POINTS_AT_ONCE, phi.shape[1])
+            ]
+            parts = [np.concatenate(part)[: len(phi)] for part in zip(*found, strict=True)]
+            pieces.append([part[:, known * width :] for part in parts])
+    mean, root = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
+    return mean, root
 
 
 def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Columns:
     """The columns with a further one that makes integrals near φ cheaper, if group effects are integrated out."""
     if target.conditional is None:
         return columns
-    found = _moments(target, columns, phi)
+    found = conditional_moments(target, columns, phi)
     parts = [np.broadcast_to(phi, (len(found.mean), len(phi))), *(part.reshape(len(part), -1) for part in found)]
     flat = np.concatenate(parts, axis=1).reshape(*columns[LEVELS].shape, -1)
     floats = {column.dtype for column in columns.values() if column.dtype.kind == "f"}
@@ -58,31 +80,26 @@ def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> 
     return dict(sorted({**columns, PILOT: pilot}.items()))
 
 
-def _moments(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Conditional:
-    """The moments of the effects of all groups of all bundles, also of absent ones."""
-    assert target.conditional is not None
-    number, width = columns[LEVELS].shape
+def _blocks(columns: Columns) -> Iterator[tuple[Columns, int]]:
+    """Blocks of bundles, each with the number of its first bundles that were in the block before.
+
+    The last one overlaps with the one before, so that all have the same shape.
+    """
+    number = len(columns[LEVELS])
     size = min(max(_ROWS_AT_ONCE // columns[LOCAL].shape[1], 1), number)
-    pieces = []
-    with jax.enable_x64(True), promotion_allowed():
-        for start in range(0, number, size):
-            # The last block overlaps with the one before, so that all have the same shape.
-            first = min(start, number - size)
-            block = {name: column[first : first + size] for name, column in columns.items()}
-            slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
-            pieces.append([np.asarray(part)[(start - first) * width :] for part in (*values, *slopes)])
-    return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
+    for start in range(0, number, size):
+        first = min(start, number - size)
+        yield {name: column[first : first + size] for name, column in columns.items()}, start - first
 
 
-def _with_all_levels(columns: Columns, num_levels: int) -> Columns:
-    """The bundles, and further ones without rows for the levels that have none."""
+def with_levels(columns: Columns, levels: Int[np.ndarray, " n"]) -> Columns:
+    """The bundles, and further ones without rows for these levels, whose effects then have their prior."""
     width = columns[LEVELS].shape[1]
-    missing = np.setdiff1d(np.arange(num_levels), columns[LEVELS])
-    count = -(-len(missing) // width)
+    count = -(-len(levels) // width)
     if not count:
         return columns
     made = {name: np.concatenate([x, np.repeat(x[:1], count, axis=0)]) for name, x in columns.items()}
-    levels = np.full(count * width, -1, columns[LEVELS].dtype)
-    levels[: len(missing)] = missing
-    made[LEVELS][-count:], made[COUNT][-count:], made[LOCAL][-count:] = levels.reshape(count, width), 0, 0
+    added = np.full(count * width, -1, columns[LEVELS].dtype)
+    added[: len(levels)] = levels
+    made[LEVELS][-count:], made[COUNT][-count:], made[LOCAL][-count:] = added.reshape(count, width), 0, 0
     return made

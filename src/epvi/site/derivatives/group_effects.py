@@ -7,6 +7,7 @@ the jaxprs of the two densities, and checked on numbers.
 """
 
 import dataclasses
+import enum
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,13 +25,18 @@ from epvi.site.derivatives.flat_program import Program, flattened
 from epvi.site.model.model import Model
 from epvi.site.model.target import Target
 
-# Fewest levels: with fewer effects, a Gaussian over all parameters together is as good, and costs less. Judgement.
-_LEAST_LEVELS = 20
+# Fewest levels: with fewer effects, a Gaussian over all parameters together is as good, and costs less. Not so where
+# the effects' distribution has parameters of its own, such as a scale: then the joint posterior is a funnel, and only
+# with very few levels there is nothing to learn about it. Judgement.
+_LEAST_LEVELS, _LEAST_VARYING = 20, 3
 # Most effects of one level: the nodes of the integral are a grid over them. Judgement: 125 nodes for three.
 _MOST_PER_LEVEL = 3
 # Most other parameters, whose joint distribution is judged by importance weights. Judgement: as many as are fitted by
 # Newton's method.
 _MOST_SHARED = 128
+# Most other parameters, if varying effects are integrated out though another factor has more effects, with a fixed
+# prior. Judgement: coefficients are nearly Gaussian, and importance weights can judge so many of them.
+_MOST_BESIDE_VARYING = 64
 # Rows on which the densities by level are compared with those of the model, and largest relative difference. Judgement:
 # they do the same arithmetic, in another order of summation.
 _ROWS_TO_TRY, _SAME = 64, 1e-9
@@ -58,14 +64,25 @@ class Gather(NamedTuple):
     column: int
 
 
+class EffectKind(enum.Enum):
+    """What parameters are, as effects of levels."""
+
+    # They cannot be integrated out level by level.
+    OTHER = enum.auto()
+    # Their distribution is known, as that of coefficients of a factor with a fixed prior.
+    FIXED = enum.auto()
+    # Their distribution depends on other parameters.
+    VARYING = enum.auto()
+
+
 class EffectSearch(Held):
     """Looks for group effects of one target; what it finds out about the model holds for all rows of one kind."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self._gathers: tuple[list[Gather], Any] | None = None
-        # Whether parameters are effects that can be integrated out, by parameters.
-        self._known: dict[GroupEffects, bool] = {}
+        # What parameters are, as effects of levels.
+        self._known: dict[GroupEffects, EffectKind] = {}
 
     @property
     def num_programs(self) -> int:
@@ -73,20 +90,27 @@ class EffectSearch(Held):
         return 0 if self._gathers is None or self._gathers[1] is None else number_of(self._gathers[1])
 
     def find(self, rows: Mapping[str, np.ndarray]) -> FoundEffects | None:
-        """The factor with most effects that can be integrated out, if there is one."""
+        """The factor with most effects that can be integrated out, if there is one.
+
+        Varying effects come first, if few other parameters are left.
+        """
         target, space = self.target, self.target.space
-        big = any(max(one.flat_shape, default=0) >= _LEAST_LEVELS for one in space.parameters)
+        big = any(max(one.flat_shape, default=0) >= _LEAST_VARYING for one in space.parameters)
         if not big or target.log_joint is not None or space.exchangeable or not target.proper:
             return None
+        fixed = None
         with jax.enable_x64(True):
             for found in self._candidates(rows):
                 if np.any((found.codes < 0) | (found.codes >= found.effects.num_levels)):
                     continue
                 if found.effects not in self._known:
-                    self._known[found.effects] = _can_be_integrated(target, found, rows)
-                if self._known[found.effects]:
+                    self._known[found.effects] = _kind(target, found, rows)
+                kind, others = self._known[found.effects], space.dim - found.effects.places(space).size
+                if kind is EffectKind.VARYING and (fixed is None or others <= _MOST_BESIDE_VARYING):
                     return found
-        return None
+                if kind is EffectKind.FIXED and found.effects.num_levels >= _LEAST_LEVELS:
+                    fixed = fixed or found
+        return fixed
 
     def _candidates(self, rows: Mapping[str, np.ndarray]) -> list[FoundEffects]:
         """Parameters that rows read by one index only, those with most effects first."""
@@ -177,12 +201,12 @@ def _read(step: Any, used: list[Any]) -> list[Gather]:
     found = []
     for column, axis in enumerate(numbers.start_index_map):
         names = frozenset(one.name for one in used if shape[axis] in one.flat_shape)
-        if shape[axis] >= _LEAST_LEVELS and names:
+        if shape[axis] >= _LEAST_VARYING and names:
             found.append(Gather(shape[axis], names, step.inputs[1], column))
     return found
 
 
-def _can_be_integrated(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray]) -> bool:
+def _kind(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray]) -> EffectKind:
     """Whether levels are independent given φ in the prior, and the likelihood of a row depends on its level only."""
     places = Places(found.effects.places(target.space), target.space.dim)
     theta = jax.ShapeDtypeStruct((target.space.dim,), np.float64)
@@ -190,8 +214,10 @@ def _can_be_integrated(target: Target, found: FoundEffects, rows: Mapping[str, n
     prior = trace_by_level(lambda theta, _: target.log_prior(theta), theta, {}, places)
     likelihood = trace_by_level(target.log_likelihood, theta, some, places)
     if prior is None or likelihood is None or not prior.sums or not likelihood.gathered:
-        return False
-    return _agrees(target, places, some, found.codes[:_ROWS_TO_TRY])
+        return EffectKind.OTHER
+    if not _agrees(target, places, some, found.codes[:_ROWS_TO_TRY]):
+        return EffectKind.OTHER
+    return EffectKind.VARYING if len(prior.shared_of_sums) or len(likelihood.shared_of_gathered) else EffectKind.FIXED
 
 
 def _agrees(target: Target, places: Places, some: Mapping[str, np.ndarray], codes: np.ndarray) -> bool:

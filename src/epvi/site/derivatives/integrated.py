@@ -28,6 +28,10 @@ from epvi.site.model.model import Model
 from epvi.site.model.target import Block, Target
 from epvi.site.rows.bundles import COUNT, LOCAL
 
+# Rows, counted once for each φ, for which moments of effects are computed at a time. Judgement: their numbers at all
+# nodes stay in the cache of a core.
+_ROWS_AT_ONCE = 2**12
+
 
 class IntegratedModel(Model):
     """A model whose rows are bundles of groups, with the groups' effects integrated out."""
@@ -83,6 +87,7 @@ class Marginal:
             bundle=self.size,
             counted=COUNT,
             conditional=self.conditional,
+            conditional_values=self.conditional_values,
             links=self.links,
         )
 
@@ -160,8 +165,7 @@ class Marginal:
         """The function of φ and a block that gives slopes and values of the moments of the groups' effects given φ."""
 
         def plain(phi: Any, block: Block) -> tuple[Any, Any]:
-            joint, nodes = self.at(phi, Groups(block))
-            made = moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
+            made = self._moments(phi, Groups(block))
             return made, made
 
         def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
@@ -178,6 +182,23 @@ class Marginal:
                 return jax.vmap(along, -1, -1)(moved), values
 
         return jax.jit(conditional)
+
+    @functools.cached_property
+    def conditional_values(self) -> Any:
+        """The function of several φ (S, p) and a block that gives these moments at each, without slopes."""
+
+        def values(phi: Any, block: Block) -> tuple[Any, Any]:
+            with promotion_allowed():
+                groups = Groups(block)
+                at_once = max(_ROWS_AT_ONCE // groups.num_rows, 1)
+                return jax.lax.map(lambda one: self._moments(one, groups), phi, batch_size=min(at_once, phi.shape[0]))
+
+        return jax.jit(values)
+
+    def _moments(self, phi: Any, groups: Groups) -> tuple[Any, Any]:
+        """Mean and root of the covariance of the groups' effects given φ."""
+        joint, nodes = self.at(phi, groups)
+        return moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
 
     def _foreseen(self, phi: Any, groups: Groups) -> Nodes:
         """The nodes from moments that are known near φ, without a search for the modes."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -39,7 +40,7 @@ def axis_of(equation: Any, given: Sequence[Along | None], levels: int) -> int | 
     if len(axes) != 1 or len(equation.outvars) != 1:
         return None
     (axis,), out = axes, equation.outvars[0].aval.shape
-    if name in _ELEMENTWISE:
+    if name in _ELEMENTWISE or _is_elementwise(equation):
         return axis if len(out) > axis and all(_spreads(shape, out) for shape in shapes) else None
     if name == "broadcast_in_dim":
         made = parameters["broadcast_dimensions"][axis]
@@ -59,11 +60,31 @@ def axis_of(equation: Any, given: Sequence[Along | None], levels: int) -> int | 
         return axis if out[axis] == levels and strides[axis] == 1 else None
     if name == "concatenate":
         return axis if parameters["dimension"] != axis else None
+    if name == "stack":
+        return axis + (parameters["axis"] <= axis)
     if name == "triangular_solve":
         # The columns of the right-hand side, each solved for by itself.
         last = len(shapes[1]) - 1
         return last if parameters["left_side"] and given[0] is None and axis == last else None
     return _product_axis(parameters, shapes, given, axis) if name == "dot_general" else None
+
+
+def _is_elementwise(equation: Any) -> bool:
+    """Whether a function with a derivative of its own, such as `xlogy`, consists of elementwise operations."""
+    if equation.primitive.name not in ("custom_jvp_call", "jit"):
+        return False
+    inner = equation.params["call_jaxpr" if equation.primitive.name == "custom_jvp_call" else "jaxpr"]
+    spread = (*_ELEMENTWISE, "broadcast_in_dim")
+    return all(
+        (one.primitive.name in spread and _keeps_places(one)) or _is_elementwise(one) for one in inner.jaxpr.eqns
+    )
+
+
+def _keeps_places(equation: Any) -> bool:
+    """Whether an operation inside such a function has the shape of its inputs, or spreads a number."""
+    if equation.primitive.name == "broadcast_in_dim":
+        return equation.invars[0].aval.shape == ()
+    return all(_spreads(atom.aval.shape, equation.outvars[0].aval.shape) for atom in equation.invars)
 
 
 def _spreads(shape: tuple[int, ...], out: tuple[int, ...]) -> bool:
@@ -95,9 +116,12 @@ def run_at(equation: Any, inputs: list[Any], given: Sequence[Along | None], axis
     name, parameters, count = equation.primitive.name, dict(equation.params), levels.shape[0]
     out = equation.outvars[0].aval.shape
     some = (*out[:axis], count, *out[axis + 1 :])
-    if name in _ELEMENTWISE or name == "concatenate":
-        whole = [at is None and jnp.ndim(x) and x.shape[axis] == out[axis] for x, at in zip(inputs, given, strict=True)]
-        inputs = [jnp.take(x, levels, axis=axis) if all_of else x for x, all_of in zip(inputs, whole, strict=True)]
+    if name in (*_ELEMENTWISE, "concatenate", "stack", "custom_jvp_call"):
+        own = axis - (parameters["axis"] <= axis) if name == "stack" else axis
+        whole = [at is None and jnp.ndim(x) and x.shape[own] == out[axis] for x, at in zip(inputs, given, strict=True)]
+        inputs = [jnp.take(x, levels, axis=own) if all_of else x for x, all_of in zip(inputs, whole, strict=True)]
+    if name == "custom_jvp_call":
+        return _in_chunks(equation, inputs, axis, count)
     if name == "broadcast_in_dim":
         return lax.broadcast_in_dim(inputs[0], some, parameters["broadcast_dimensions"])
     if name == "reshape":
@@ -108,3 +132,25 @@ def run_at(equation: Any, inputs: list[Any], given: Sequence[Along | None], axis
         return lax.slice(inputs[0], parameters["start_indices"], limits, parameters["strides"])
     with equation.ctx.manager:
         return equation.primitive.bind(*inputs, **equation.primitive.get_bind_params(parameters))
+
+
+def _in_chunks(equation: Any, inputs: list[Any], axis: int, count: int) -> Any:
+    """The output of an elementwise function that only takes all levels at once: of chunks of so many entries."""
+    size = equation.outvars[0].aval.shape[axis]
+    chunks = -(-count // size)
+    along = [jnp.ndim(x) > 0 and x.shape[axis] == count for x in inputs]
+
+    def cut(x: Any) -> Any:
+        # The last entries are repeated, so that derivatives there are as finite as elsewhere.
+        padded = jnp.take(x, jnp.minimum(jnp.arange(chunks * size), count - 1), axis=axis)
+        return jnp.moveaxis(jnp.reshape(padded, (*x.shape[:axis], chunks, size, *x.shape[axis + 1 :])), axis, 0)
+
+    def one(*some: Any) -> Any:
+        with equation.ctx.manager:
+            (made,) = equation.primitive.bind(*some, **equation.primitive.get_bind_params(equation.params))
+        return made
+
+    given = [cut(x) if chosen else x for x, chosen in zip(inputs, along, strict=True)]
+    made = jnp.moveaxis(jax.vmap(one, in_axes=[0 if chosen else None for chosen in along])(*given), 0, axis)
+    flat = jnp.reshape(made, (*made.shape[:axis], chunks * size, *made.shape[axis + 2 :]))
+    return lax.slice_in_dim(flat, 0, count, axis=axis)
