@@ -71,7 +71,8 @@ class Grouped:
         parts = sites.effects(supports, empty)
         levels = np.concatenate([part.levels for part in parts])
         order = np.argsort(levels)
-        mean, root = (np.concatenate([part[i] for part in parts], axis=1)[:, order] for i in (1, 2))
+        mean = np.concatenate([part.mean for part in parts], axis=1)[:, order]
+        root = np.concatenate([part.root for part in parts], axis=1)[:, order]
         if len(supports) > 1:
             return posterior.with_effects(self.space, Effects.regressed(which, supports, weights, mean, root))
         slopes = [part.slopes for part in parts if part.slopes is not None]

@@ -196,10 +196,11 @@ def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds,
     only_values = dataclasses.replace(rounds, refine=0)
     posterior = begun(posterior, answered)
     while posterior.step is not None and posterior.step.waits:
+        num_rounds = posterior.step.adapted
         posterior, answered, certificate = _asked(posterior, ask, only_values, seed)
         logger.info(
             "adaptive round %d: %d Gaussians, %.0f of %s draws count; %s",
-            *(posterior.step.adapted, posterior.mixture.num_components, certificate.ess),
+            *(num_rounds, posterior.mixture.num_components, certificate.ess),
             *(f"{certificate.num_draws:,}", certificate.verdict),
         )
         posterior = continued(posterior, answered, certificate)

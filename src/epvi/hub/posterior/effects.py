@@ -105,7 +105,7 @@ class Effects:
         # Imported here because only posteriors with group effects need it.
         from scipy.spatial import KDTree
 
-        return KDTree(self.supports / self._scales).query(phi / self._scales)[1]
+        return np.asarray(KDTree(self.supports / self._scales).query(phi / self._scales)[1])
 
     def means(self, phi: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "n G s"]:
         """The means given φ."""

@@ -15,7 +15,7 @@ from epvi.hub.posterior.parts import Choices, Parts
 from epvi.hub.product.first_consensus import near_points
 from epvi.hub.product.multiply import multiply
 from epvi.hub.product.result import Product
-from epvi.parameters.alignment import aligned, order_like
+from epvi.parameters.alignment import aligned, nearest
 from epvi.wire.shard_fit import ShardFit
 
 
@@ -50,7 +50,7 @@ def _points(fits: Sequence[ShardFit]) -> Float[np.ndarray, "M d"]:
     points = [np.asarray(fit.mixture.mean()) if fit.point is None else fit.point for fit in fits]
     space = fits[0].space
     if space.exchangeable:
-        points = [point[order_like(space, point, points[0], np.ones(space.dim))] for point in points]
+        points = [nearest(space, point, points[0], np.ones(space.dim)).point(point) for point in points]
     return np.stack(points)
 
 

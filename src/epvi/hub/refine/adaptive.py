@@ -81,7 +81,7 @@ def _best(posterior: Posterior, certificate: Certificate) -> tuple[Posterior, Ce
     assert step.mixture is not None
     if _rank(certificate) > _rank(step.certificate):
         return posterior, certificate, True
-    product = ProductMixture(step.mixture, None, None, posterior.product.status)
+    product = ProductMixture(step.mixture, None, None, Status(StatusCode.REFINED, "refined: the best of all rounds."))
     earlier = dataclasses.replace(step, adapted=step.mixture_adapted)
     return dataclasses.replace(posterior, product=product, step=earlier), step.certificate, False
 
@@ -127,7 +127,7 @@ def _ended(posterior: Posterior, certificate: Certificate) -> Posterior:
     count = posterior.mixture.num_components
     how = "fitted to scored draws" if done.adapted else "refined"
     text = f"{how}: {count} Gaussian{'s' if count > 1 else ''} after {_rounds(done)}."
-    product = dataclasses.replace(posterior.product, status=Status(StatusCode.REFINED, text))
+    product = ProductMixture(posterior.mixture, None, None, Status(StatusCode.REFINED, text))
     return finished(dataclasses.replace(posterior, product=product, step=done, certificate=certificate))
 
 
