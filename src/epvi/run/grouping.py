@@ -71,8 +71,9 @@ class Grouped:
         parts = sites.effects(supports, empty)
         levels = np.concatenate([part.levels for part in parts])
         order = np.argsort(levels)
-        mean = np.concatenate([part.mean for part in parts], axis=1)[:, order]
-        root = np.concatenate([part.root for part in parts], axis=1)[:, order]
+        # Contiguous, as they are read from a file: sums over other layouts differ in their last digits.
+        mean = np.ascontiguousarray(np.concatenate([part.mean for part in parts], axis=1)[:, order])
+        root = np.ascontiguousarray(np.concatenate([part.root for part in parts], axis=1)[:, order])
         if len(supports) > 1:
             return posterior.with_effects(self.space, Effects.regressed(which, supports, weights, mean, root))
         slopes = [part.slopes for part in parts if part.slopes is not None]

@@ -16,7 +16,7 @@ from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.ground.validation import at_least
 from epvi.hub.posterior.posterior import Posterior
-from epvi.hub.refine.adaptive import adaptable, begun, continued
+from epvi.hub.refine.adaptive import adaptable, begun, continued, kept_best
 from epvi.hub.refine.propriety import refuse_runaway, rests_on_information
 from epvi.hub.refine.refine import WORTH, advance, confirmed, length
 from epvi.hub.refine.step import finished
@@ -148,8 +148,9 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
     if more is not None:
         best, _, certificate = _asked(dataclasses.replace(best, certificate=None), ask, more, seed)
         best = best.with_certificate(certificate)
-    if rounds.refine and adaptable(best):
-        best = _adapted(best, answered, ask, rounds, seed)
+    left = rounds.refine - (0 if best.step is None else best.step.rounds)
+    if left > 0 and adaptable(best):
+        best = _adapted(best, answered, ask, dataclasses.replace(rounds, refine=left), seed)
     best = finished(best) if rounds.contented else best
     return best if rounds.certify else dataclasses.replace(best, certificate=None)
 
@@ -192,7 +193,7 @@ def _refined(
 
 
 def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds, seed: jax.Array) -> Posterior:
-    """The posterior after adaptive rounds, which ask for log densities only."""
+    """The posterior after at most `refine` adaptive rounds, which ask for log densities only."""
     only_values = dataclasses.replace(rounds, refine=0)
     posterior = begun(posterior, answered)
     while posterior.step is not None and posterior.step.waits:
@@ -203,7 +204,8 @@ def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds,
             *(num_rounds, posterior.mixture.num_components, certificate.ess),
             *(f"{certificate.num_draws:,}", certificate.verdict),
         )
-        posterior = continued(posterior, answered, certificate)
+        left = rounds.refine - num_rounds
+        posterior = continued(posterior, answered, certificate) if left > 0 else kept_best(posterior, certificate)
     return posterior
 
 

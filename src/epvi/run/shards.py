@@ -22,14 +22,24 @@ from epvi.engines.local import Pool, size_of, workers
 from epvi.ground.atomic import owner
 from epvi.ground.log import logger
 from epvi.ground.printable import shown
-from epvi.run import worker
 from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
 from epvi.run.scoring import Scoring
 from epvi.run.submitting import ExecutorClosedError, abandon, error_of, submit
 from epvi.run.work_folder import WorkFolder, remove_dead
-from epvi.run.worker import HeldRows, Job, NoRows, Question
+from epvi.run.worker import (
+    HeldRows,
+    Job,
+    NoRows,
+    Question,
+    answer_batch,
+    answer_shard,
+    effects_of,
+    forget,
+    run_batch,
+    run_shard,
+)
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
 from epvi.site.tasks.effects import LevelMoments
@@ -107,8 +117,8 @@ class RunningShards:
         def task(group: Group) -> tuple:
             rows = [self.rows[part.shard] for part in group]
             if len(group) > 1:
-                return worker.run_batch, self.job, group, rows
-            return worker.run_shard, self.job, group[0], rows[0], group[0].shard in irregular
+                return run_batch, self.job, group, rows
+            return run_shard, self.job, group[0], rows[0], group[0].shard in irregular
 
         groups = self._groups(left) if self.job.plan.inference.fits_together else [(part,) for part in left]
         failed = self._each(Work.FIT, groups, task, keep, fits)
@@ -134,8 +144,8 @@ class RunningShards:
             share = sum(float(self.sizes[part.shard - 1]) for part in group) / float(np.sum(self.sizes))
             question = Question(draws, scoring, share, () if self._all_mapped else tuple(self.earlier))
             if len(group) > 1:
-                return worker.answer_batch, self.job, group, rows, question
-            return worker.answer_shard, self.job, group[0], None if rows is None else rows[0], question
+                return answer_batch, self.job, group, rows, question
+            return answer_shard, self.job, group[0], None if rows is None else rows[0], question
 
         self._asked(Work.SCORE, task, keep, answers)
         self.earlier += list(draws.centres)
@@ -151,7 +161,7 @@ class RunningShards:
             return []
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
-            return worker.effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0]
+            return effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0]
 
         self._asked(Work.EFFECTS, task, keep, answers)
         return [made for _, made in sorted(answers.items()) if made is not None]
@@ -185,7 +195,7 @@ class RunningShards:
         """Have workers free the rows that they were sent (best effort)."""
         if any(isinstance(rows, HeldRows) for rows in self.rows.values()):
             with contextlib.suppress(Exception):
-                wait([self.executor.submit(worker.forget, self.job.token) for _ in self.parts], timeout=1)
+                wait([self.executor.submit(forget, self.job.token) for _ in self.parts], timeout=1)
 
     def _groups(self, left: list[Part]) -> list[Group]:
         """Shards that are fitted together: those of these that are in the same batch of all shards."""

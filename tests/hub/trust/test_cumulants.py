@@ -11,7 +11,7 @@ import pytest
 import epvi
 from epvi.hub.trust.cumulants import Marginals, marginals_of
 from epvi.hub.trust.importance import weigh
-from epvi.hub.trust.propose import Proposal
+from epvi.hub.trust.propose import Proposal, Source
 from epvi.hub.trust.reasons import Verdict
 from epvi.hub.trust.score_test import Agreement
 from epvi.hub.trust.verdict import draws_that_tell, judge
@@ -27,7 +27,7 @@ def proposal_of(q, count, inflated=0, seed=0):
     theta = mean + rng.standard_normal((count + inflated, q.dim)) @ root.T
     theta[count:] = mean + 1.02 * (theta[count:] - mean)
     log_q = np.asarray(q.log_density(theta))
-    return Proposal(theta, count, log_q, log_q, q, 1)
+    return Proposal(theta, count, log_q, log_q, q, 1, Source(((len(theta), q),)))
 
 
 def standard(d=D, structure=epvi.Full):

@@ -30,7 +30,9 @@ from epvi.hub.posterior.supports import resampled
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.importance import moved
 from epvi.hub.trust.propose import digest_of, draws_of, usual_base
+from epvi.hub.trust.reasons import Verdict
 from epvi.parameters.space import Space
 from epvi.wire import envelope
 from epvi.wire.request import NUM_DRAWS, Asked, Draws
@@ -182,8 +184,9 @@ class Posterior:
     def theta(self, num_samples: int, *, seed: Seed) -> Float[np.ndarray, "n d"]:
         """Draws of unconstrained θ, from the mixture or, if the certificate corrects it, by importance resampling.
 
-        Resampling repeats the scored draws in proportion to their weights: there are at most `num_draws` different
-        ones. So it is, too, where group effects are known at some draws of the other parameters.
+        Draws of a mixture that is trusted as it is are moved and scaled by the little by which the weights change means
+        and sds. Resampling repeats the scored draws in proportion to their weights: there are at most `num_draws`
+        different ones. So it is, too, where group effects are known at some draws of the other parameters.
         """
         at_least("num_samples", num_samples, 1)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
@@ -195,9 +198,15 @@ class Posterior:
         found = self.certificate
         if self.effects is not None and not self.effects.are_linear:
             return self.effects.supports[resampled(self.effects.weights, num_samples, rng)]
-        if found is None or not found.resamples:
-            return np.asarray(self.mixture.sample(num_samples, seed=seed))
-        return found.theta[resampled(found.weights, num_samples, rng)]
+        adapted = self.step is not None and self.step.adapted > 0
+        if found is not None and (found.resamples or (found.corrects and adapted)):
+            return found.theta[resampled(found.weights, num_samples, rng)]
+        made = np.asarray(self.mixture.sample(num_samples, seed=seed))
+        if found is None or found.verdict != Verdict.TRUST:
+            return made
+        mean, sd = np.asarray(self.mixture.mean()), np.asarray(self.mixture.sd())
+        shift, ratio, _ = moved(found.theta, found.weights, found.own, self.mixture)
+        return mean + sd * shift + ratio * (made - mean)
 
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]:
         """The draws of `theta` as constrained parameters by name, of shape (num_samples, *shape) each."""

@@ -51,18 +51,19 @@ class Pool:
         while 1 / np.sum(weights**2) < min(least, 0.5 * len(weights)):
             power *= _TEMPERED
             weights = softmax(power * log_w)
+        counts = weights > 0
+        theta, weights = self.theta[counts], weights[counts]
+        if len(weights) <= _MOST_DRAWS:
+            return theta, weights
         # A draw with less than the threshold is kept with a chance in proportion to its weight, and then has it.
         threshold = _threshold(weights, _MOST_DRAWS)
-        chances = np.minimum(weights / threshold, 1.0)
-        kept = rng.uniform(size=len(weights)) < chances
+        kept = rng.uniform(size=len(weights)) * threshold < weights
         kept_weights = np.maximum(weights[kept], threshold)
-        return self.theta[kept], kept_weights / np.sum(kept_weights)
+        return theta[kept], kept_weights / np.sum(kept_weights)
 
 
 def _threshold(weights: Float[np.ndarray, " n"], most: int) -> float:
-    """The c for which Σ min(w/c, 1) is `most`: as many draws are kept on average."""
-    if len(weights) <= most:
-        return float(np.finfo(np.float64).tiny)
+    """The c for which Σ min(w/c, 1) is `most`, fewer than there are: as many draws are kept on average."""
     ordered = np.sort(weights)[::-1]
     rest = np.cumsum(ordered[::-1])[::-1]
     # With the k largest kept for certain, the others are kept at the rate of their sum over c.

@@ -69,7 +69,7 @@ def weigh(proposal: Proposal, log_p: Float[np.ndarray, " S"], q: GaussianMixture
     smooth, k_hat = _smoothed(log_w)
     corrected, own = softmax(smooth), softmax(log_v)
     ess = float(1 / np.sum(corrected**2))
-    shift, sd_ratio, noise = _moved(proposal.theta, corrected, own, q)
+    shift, sd_ratio, noise = moved(proposal.theta, corrected, own, q)
     return Weights(
         corrected=corrected,
         own=own,
@@ -107,7 +107,7 @@ def _smoothed(log_w: Float[np.ndarray, " S"]) -> tuple[Float[np.ndarray, " S"], 
     return np.asarray(smooth, np.float64), float(k_hat)
 
 
-def _moved(
+def moved(
     theta: np.ndarray, w: np.ndarray, v: np.ndarray, q: GaussianMixture
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shifts of the means in sds of q, ratios of the sds, and the standard errors of the shifts."""
