@@ -20,7 +20,7 @@ from epvi.files import load_only
 from epvi.gaussian.mixture import Estimate
 from epvi.hub.posterior.posterior import pack_posterior, unpack_posterior
 from epvi.hub.refine.natural_gradient import JointMoments
-from epvi.hub.refine.pool import Pool
+from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.propose import Source
@@ -141,7 +141,9 @@ def adapting_posterior():
     """In the midst of adaptive rounds."""
     made = some_posterior()
     wide = made.mixture
-    pool = Pool(np.arange(30.0).reshape(5, 6), -np.arange(5.0), (Source(((4, wide), (1, wide))), Source(((3, wide),))))
+    pool = ScoredDraws(
+        np.arange(30.0).reshape(5, 6), -np.arange(5.0), (Source(((4, wide), (1, wide))), Source(((3, wide),)))
+    )
     step = Step(4, 1.0, 0.5, None, wide, some_certificate(made, 1), adapted=2, mixture_adapted=1, pool=pool)
     return dataclasses.replace(made, step=step)
 

@@ -22,6 +22,7 @@ from epvi.engines.local import Pool, size_of, workers
 from epvi.ground.atomic import owner
 from epvi.ground.log import logger
 from epvi.ground.printable import shown
+from epvi.run.batches import batch_of
 from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows, reported, write_rows
@@ -51,10 +52,6 @@ from epvi.wire.stacked_answers import StackedScores, unstacked
 
 # Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
-# Least and most rows of a batch of shards that are fitted together, and the usual number of batches. Judgement: the
-# calls of a batch, about 0.1 s, cost as much as a few passes over 262,144 rows; two batches keep two workers busy even
-# with fewer rows, and eight batches up to eight; with more rows there are more of them.
-_ROWS_PER_BATCH, _MOST_ROWS_PER_BATCH, _FEWEST_BATCHES, _USUAL_BATCHES = 2**18, 2**19, 2, 8
 # Worker processes that a shard may lose before it fails: after the second one, the shard itself is probably the cause.
 _MOST_DEATHS = 2
 
@@ -199,7 +196,7 @@ class RunningShards:
 
     def _groups(self, left: list[Part]) -> list[Group]:
         """Shards that are fitted together: those of these that are in the same batch of all shards."""
-        numbers = _batch_of(self.sizes * self.job.plan.bundle)
+        numbers = batch_of(self.sizes * self.job.plan.bundle)
         groups: dict[int, list[Part]] = {}
         for part in left:
             groups.setdefault(int(numbers[part.shard - 1]), []).append(part)
@@ -315,15 +312,6 @@ def _log_loss(work: Work, group: Group, error: Exception) -> None:
         logger.warning(text, name, more, work.done, error)
     else:
         logger.warning("shard %s lost its worker while it was %s, and is run again: %s", name, work.done, error)
-
-
-def _batch_of(sizes: Int[np.ndarray, " M"]) -> Int[np.ndarray, " M"]:
-    """The number of the batch of each shard: batches are consecutive shards with about equally many rows in all."""
-    total = int(np.sum(sizes))
-    few, many = total // _ROWS_PER_BATCH, total // _MOST_ROWS_PER_BATCH
-    count = max(min(2 ** int(np.log2(max(few, _FEWEST_BATCHES))), _USUAL_BATCHES), many)
-    middle = np.cumsum(sizes) - 0.5 * sizes
-    return (middle * count / total).astype(np.int64)
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:

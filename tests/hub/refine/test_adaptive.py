@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 import epvi
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import draw, log_density, uniform_points
-from epvi.hub.refine.pool import Pool
+from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.scale_mixture import _AT_FIRST, _SCALES, _Fitted, _fitted, _step, scale_mixture
 from epvi.hub.trust.propose import Source
 
@@ -81,7 +81,7 @@ def test_a_pool_weighs_draws_by_the_mixture_of_their_proposals():
     sources = (Source(((600, near), (100, far))), Source(((300, far),)))
     u = uniform_points(1000, 2, (2,))
     theta = np.concatenate([draw(near, u[:600]), draw(far, u[600:])])
-    pool = Pool(theta, stats.norm(1.0, 0.7).logpdf(theta[:, 0]), sources)
+    pool = ScoredDraws(theta, stats.norm(1.0, 0.7).logpdf(theta[:, 0]), sources)
     density = 0.6 * stats.norm.pdf(theta[:, 0]) + 0.4 * stats.norm(2.0, 1.5).pdf(theta[:, 0])
     log_w = pool.log_weights()
     expected = pool.log_p - np.log(density)
@@ -93,7 +93,7 @@ def test_a_pool_weighs_draws_by_the_mixture_of_their_proposals():
 def test_few_of_many_draws_keep_the_weighted_mean():
     q = mixture([[0.0]], [3.0])
     theta = draw(q, uniform_points(2**15, 2, (3,)))
-    pool = Pool(theta, stats.norm.logpdf(theta[:, 0]), (Source(((2**15, q),)),))
+    pool = ScoredDraws(theta, stats.norm.logpdf(theta[:, 0]), (Source(((2**15, q),)),))
     some, weights = pool.telling(np.random.default_rng(0))
     assert 7500 < len(some) < 8900  # 8,192 on average, with a standard deviation below 91
     assert np.sum(weights) == pytest.approx(1.0)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from epvi.hub.refine.pool import Pool
+from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.trust.propose import Source
 from epvi.wire.answer import read_array
 from epvi.wire.codec import mixture_arrays, read_mixture
@@ -16,7 +16,7 @@ from epvi.wire.request import MOST_DRAWS, read_points
 _MOST_SOURCES, _MOST_PARTS = 64, 16
 
 
-def describe_pool(pool: Pool | None) -> list[Any] | None:
+def describe_pool(pool: ScoredDraws | None) -> list[Any] | None:
     """The proposals of all rounds without their arrays, as JSON."""
     if pool is None:
         return None
@@ -26,7 +26,7 @@ def describe_pool(pool: Pool | None) -> list[Any] | None:
     ]
 
 
-def pool_arrays(pool: Pool | None) -> dict[str, np.ndarray]:
+def pool_arrays(pool: ScoredDraws | None) -> dict[str, np.ndarray]:
     """The draws, and the arrays of the proposals by name."""
     if pool is None:
         return {}
@@ -37,7 +37,7 @@ def pool_arrays(pool: Pool | None) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_pool(record: Record, content: Envelope, dim: int) -> Pool:
+def read_pool(record: Record, content: Envelope, dim: int) -> ScoredDraws:
     """The pool of a step, checked."""
     sources = []
     for i, found in enumerate(record.list("pool", Record, _MOST_SOURCES)):
@@ -48,7 +48,7 @@ def read_pool(record: Record, content: Envelope, dim: int) -> Pool:
     theta = read_points(content, "pool/theta", None, dim)
     if not sources or not 1 <= len(theta) <= sum(source.num_draws for source in sources):
         raise Malformed("its pool has more draws than came from its proposals, or none")
-    return Pool(theta, read_array(content, "pool/log_p", (len(theta),)), tuple(sources))
+    return ScoredDraws(theta, read_array(content, "pool/log_p", (len(theta),)), tuple(sources))
 
 
 def _read_part(record: Record, content: Envelope, dim: int, prefix: str) -> tuple[int, Any]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.result import ProductMixture
-from epvi.hub.refine.pool import Pool
+from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.scale_mixture import scale_mixture
 from epvi.hub.refine.step import Refinable, Step, finished
 from epvi.hub.trust.certify import Certificate
@@ -86,9 +86,9 @@ def _best(posterior: Posterior, certificate: Certificate) -> tuple[Posterior, Ce
     return dataclasses.replace(posterior, product=product, step=earlier), step.certificate, False
 
 
-def _pool(answered: Answered) -> Pool:
+def _pool(answered: Answered) -> ScoredDraws:
     proposal, possible = answered.proposal, np.isfinite(answered.log_p)
-    return Pool(proposal.theta[possible], answered.log_p[possible], (proposal.source,))
+    return ScoredDraws(proposal.theta[possible], answered.log_p[possible], (proposal.source,))
 
 
 def _rank(certificate: Certificate) -> tuple[int, float]:

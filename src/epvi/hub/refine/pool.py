@@ -21,7 +21,7 @@ _MOST_DRAWS = 8192
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Pool:
+class ScoredDraws:
     """Scored draws.
 
     Attributes:
@@ -34,10 +34,10 @@ class Pool:
     log_p: Float[np.ndarray, " n"]
     sources: tuple[Source, ...]
 
-    def joined(self, other: "Pool") -> "Pool":
+    def joined(self, other: "ScoredDraws") -> "ScoredDraws":
         """The draws of both."""
         theta, log_p = np.concatenate([self.theta, other.theta]), np.concatenate([self.log_p, other.log_p])
-        return Pool(theta, log_p, self.sources + other.sources)
+        return ScoredDraws(theta, log_p, self.sources + other.sources)
 
     def log_weights(self) -> Float[np.ndarray, " n"]:
         """log p/g, where g is the mixture of all proposals, but for a constant."""

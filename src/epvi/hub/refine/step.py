@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.hub.refine.natural_gradient import JointMoments
-from epvi.hub.refine.pool import Pool
+from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.verdict import when_refined
@@ -35,7 +35,7 @@ class Step:
     certificate: Certificate | None = None
     adapted: int = 0
     mixture_adapted: int = 0
-    pool: Pool | None = None
+    pool: ScoredDraws | None = None
 
     @property
     def waits(self) -> bool:
