@@ -69,7 +69,8 @@ def fit(
     column with one value per shard. `inference` is the method that fits a shard (`NVI()`), `product` the one that
     multiplies the fits (as in `multiply`). With `certify` all shards then evaluate their log density at draws of the
     product; the importance weights show whether it can be trusted (`posterior.certificate`). `refine` is the largest
-    number of rounds that improve it; by default up to ten, until it can be trusted or further steps gain little.
+    number of rounds that improve it; by default up to 30, until it can be trusted or
+    further ones gain little.
     `executor` is any `concurrent.futures.Executor`, or a number of processes of epvi's own pool (by default one per
     core). The same seed gives the same result for any number of workers. `work` is a folder to which each shard's fit
     is written as soon as it is finished: an interrupted run that is started again fits only the missing shards.

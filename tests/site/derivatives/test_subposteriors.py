@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import epvi
 from epvi.site.derivatives.expansions import Taylors, expand_together
-from epvi.site.derivatives.expansions_cache import ExpansionsCache
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subposteriors import Subposteriors
@@ -105,21 +104,6 @@ def test_the_order_of_columns_does_not_matter():
     ):
         np.testing.assert_allclose(ours, theirs)
     np.testing.assert_allclose(other.gradient(point, owner)[1], other.second_order(point, owner)[1])
-
-
-def test_outer_products_are_reused_only_near_the_point_at_which_they_were_computed():
-    together, _ = made(logistic, np.float64)
-    cache, point = ExpansionsCache(), np.zeros(3)
-    first = cache.about(together, point)
-    products = cache.spread(together, first)
-    np.testing.assert_allclose(products, together.spread(point))
-    # Along the first coordinate, by so many standard deviations of an average shard.
-    unit = np.eye(3)[0] * np.sqrt(6 / -np.sum(first.hessian[:, 0, 0]))
-    near = cache.about(together, 0.4 * unit)
-    assert near is not first
-    assert cache.spread(together, near) is products
-    far = cache.about(together, 0.6 * unit)
-    np.testing.assert_allclose(cache.spread(together, far), together.spread(0.6 * unit))
 
 
 def test_values_near_a_point_come_with_honest_errors():

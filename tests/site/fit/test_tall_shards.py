@@ -16,7 +16,7 @@ from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subsamples import uniform
 from epvi.site.fit import nvi_run, regular
-from epvi.site.fit.newton import POLISHED, Tolerances, climb
+from epvi.site.fit.newton import Tolerances, climb
 
 N, V = 60_000, 3
 
@@ -120,31 +120,6 @@ def test_the_last_step_is_spared_only_when_the_ones_before_foretell_it():
     assert careful.decrement < 1e-9 < quick.decrement < 0.1
     slow = climb(cubic, np.array([[6.0], [3.0]]), Tolerances(1e-9, 1e-12, trusting=True))
     assert slow.decrement[1] < 1e-9
-
-
-def test_a_climb_to_be_polished_ends_where_one_more_newton_step_is_exact():
-    calls = []
-
-    def quartic(points, active):
-        """−x² + x³/10, and −x⁴ whose Newton steps converge linearly, with maxima at 0."""
-        calls.append(len(points))
-        x = points[:, 0]
-        easy = -(x**2) + 0.1 * x**3, -2 * x + 0.3 * x**2, -2 + 0.6 * x
-        hard = -(x**4), -4 * x**3, -12 * x**2 - 1e-30
-        value, slope, bend = (np.where(np.arange(len(x)) == 0, a, b) for a, b in zip(easy, hard, strict=True))
-        return value, slope[:, None], bend[:, None, None]
-
-    careful, many = climb(quartic, np.array([[1.0]]), Tolerances(1e-14, 1e-12)), len(calls)
-    calls.clear()
-    quick = climb(quartic, np.array([[1.0]]), Tolerances(1e-14, 1e-12, polished=True))
-    assert len(calls) < many
-    assert quick.converged[0]
-    assert 1e-14 < quick.decrement[0] <= POLISHED
-    # In standard deviations, which are √½.
-    last = quick.points[0, 0] - quick.gradient[0, 0] / quick.hessian[0, 0, 0]
-    assert abs(last - careful.points[0, 0]) < 1e-6 * np.sqrt(0.5)
-    slow = climb(quartic, np.array([[1.0], [1.0]]), Tolerances(1e-14, 1e-12, polished=True))
-    assert slow.decrement[1] < 1e-14
 
 
 def bisected(along, eigenvalues, radius):

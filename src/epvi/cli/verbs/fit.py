@@ -60,7 +60,7 @@ class RunOptions:
     click.option(
         "--refine",
         type=click.IntRange(0),
-        show_default="at most 10, until it can be trusted; none with --no-certify",
+        show_default="at most 30, until it can be trusted; none with --no-certify",
         help="At most this many refinement rounds.",
     ),
     click.option("--workers", type=click.IntRange(1), show_default="one per core", help="Worker processes."),

@@ -59,16 +59,11 @@ class ExpansionsCache:
         return made
 
     def spread(self, each: Subposteriors, one: Taylors) -> Float[np.ndarray, "B d d"]:
-        """The sums of outer products at the point of known expansions, or at the first known one if it is near.
-
-        It is if it is within half a standard deviation of an average shard, over which these sums change by less than
-        their own sampling error.
-        """
-        first = self.known[0]
-        if _distance(summed(first), one.centre[0] - first.centre[0]) > NEAR * each.num_shards:
+        """The sums of outer products at the point of known expansions."""
+        if one is not self.known[0]:
             return _spread(each, one)
         if self.products is None:
-            self.products = _spread(each, first)
+            self.products = _spread(each, one)
             self._write()
         return self.products
 

@@ -22,9 +22,6 @@ _LEAST_START_BUNDLES = 16
 _FEWEST_IN_LAST_PART, _MOST_IN_LAST_PART, _LEFT_BY_FIRST_STEP, _NEXT_PART = 4.0, 16.0, 0.05, 64
 # Tolerance of a mode on subsamples after the first, in nats: the next one moves it by more. Judgement.
 NEAR_ENOUGH = 0.01
-# The same where each subsample has one mode and Newton's method goes on from there: an sd from the mode of a subsample
-# is little beside the √P of them to the mode of more rows. Judgement.
-ROUGHLY = 0.3
 
 
 # The same with many parameters, where a Hessian of the subsample serves to scale the steps on more rows: observed

@@ -29,10 +29,6 @@ _LITTLE_LEFT = 0.1
 # Early stopping: only when the next step is predicted to change the Hessian by at most this fraction, in every
 # direction. Judgement: standard deviations then change by at most 1 %.
 _STEADY = 0.02
-# Early stopping (`polished`): only when the decrement is at most the first number of nats, so that the step that is
-# left changes the Hessian little, and is predicted to be at most the second one after it: the mode is then off by a
-# millionth of a standard deviation. Judgement.
-POLISHED, _MILLIONTH = 1e-4, 5e-13
 
 
 class Climbed(NamedTuple):
@@ -64,8 +60,6 @@ class Tolerances(NamedTuple):
     rounding: float = 1e-13
     # Whether to stop one step early when the previous steps predict that it will converge.
     trusting: bool = False
-    # Whether to stop when one more step, which the caller takes without a pass, is predicted to be all but exact.
-    polished: bool = False
 
 
 class Newton(NamedTuple):
@@ -101,7 +95,7 @@ def climb(
 
     `evaluate(points, active)` need not compute anything at points that are not active.
     """
-    tolerance, floor, rounding, trusting, polished = precision
+    tolerance, floor, rounding, trusting = precision
     points = np.array(start, np.float64)
     value, gradient, hessian = (np.array(part) for part in evaluate(points, np.ones(len(points), bool)))
     newton = newton_steps(gradient, hessian, floor)
@@ -136,9 +130,6 @@ def climb(
         gradient[taken], hessian[taken] = new[1][taken], new[2][taken]
         newton = _renewed(newton, gradient, hessian, taken, floor)
         concave &= newton.falls
-        if polished:
-            near = newton.decrement <= POLISHED
-            foretold |= taken & near & _foretold(before.decrement, newton.decrement, _MILLIONTH)
         if trusting:
             near = taken & _foretold(before.decrement, newton.decrement, tolerance)
             for i in np.flatnonzero(near):

@@ -25,7 +25,7 @@ from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.few_hessians import OneShard, only_mode
 from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.ladder import (
-    ROUGHLY,
+    NEAR_ENOUGH,
     fewer_in_first_part,
     first_part,
     part_sizes,
@@ -34,7 +34,7 @@ from epvi.site.fit.ladder import (
 )
 from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.monte_carlo import base_draws
-from epvi.site.fit.newton import POLISHED, Climbed, Tolerances, climb, newton_steps
+from epvi.site.fit.newton import Climbed, Tolerances, climb, newton_steps
 from epvi.site.fit.one_mode import OneModeSearch, climbed
 
 _LOG_2PI = float(np.log(2 * np.pi))
@@ -156,7 +156,7 @@ class RegularShards:
             if len(shards):
                 chosen = [_some(rngs[m], int(sub.sizes[m]), steps[m][i]) for m in shards]
                 thinned = sub.thinned(shards, chosen)
-                own, loose = np.arange(len(shards)), self.precision._replace(tolerance=ROUGHLY)
+                own, loose = np.arange(len(shards)), self.precision._replace(tolerance=NEAR_ENOUGH)
                 if i == 0:
                     self._search(ends, thinned, shards, own, loose)
                 else:
@@ -168,14 +168,14 @@ class RegularShards:
         for tall in (False, True):
             some = rest[(sub.sizes[rest] * sub.programs.target.bundle >= TALL) == tall]
             if len(some):
-                self._follow(ends, sub, some, some, self.precision._replace(trusting=tall, polished=not tall))
+                self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
         return self._polished(ends)
 
     def _polished(self, ends: Ends) -> Ends:
         """The modes after one more Newton step, without a pass: they then hardly depend on where the search began."""
         centre, value, gradient, hessian = dataclasses.astuple(ends.at)
         newton = newton_steps(gradient, hessian, self.precision.floor)
-        near = newton.falls & (newton.decrement <= max(self.precision.tolerance, POLISHED))
+        near = newton.falls & (newton.decrement <= self.precision.tolerance)
         at = Taylors(
             np.where(near[:, None], centre + newton.step, centre),
             np.where(near, value + newton.decrement, value),
