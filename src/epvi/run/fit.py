@@ -96,6 +96,8 @@ def fit(
         sent = _as_bytes(integrated.model)
         model, columns, split = model_of(sent), integrated.columns, integrated.split
         programs = programs_of(model, columns)
+    # Refuses here, not in a worker, what no shard could afford.
+    inference.settled(programs.target.space.dim, split.num_shards)
     size = block_size(programs, columns, split.largest, inference.points_at_once)
     key_data = np.asarray(jax.random.key_data(key))
     plan = FitPlan(inference, size, key_data, made_of, table.hash_key, programs.target.bundle)
