@@ -30,7 +30,7 @@ from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator, generators
 
 # By default covariances are full while what is held of them at once, in numbers of 8 bytes, takes at most so many GB
-# (10⁹ bytes): at the hub four matrices per Gaussian of every shard (its root, and two Hessians and the outer products of
+# (10⁹ bytes): at the hub four matrices per Gaussian of every shard (its root, and two Hessians and outer products of
 # scores in its answers), and at a site eight in its fit. That is up to 7,905 parameters in four shards or fewer, 3,535
 # in 20 and 500 in 1,000. Judgement: it suits machines with 16 GB, and does not depend on the machine.
 _MOST_GIGABYTES_AT_HUB, _MOST_GIGABYTES_AT_SITE, _HELD_AT_HUB, _HELD_AT_SITE = 8.0, 4.0, 4, 8
