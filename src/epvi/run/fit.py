@@ -32,10 +32,11 @@ from epvi.run.scoring import Scoring
 from epvi.run.shards import shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
 from epvi.run.worker import Job, model_of
-from epvi.site.derivatives.passes import programs_of
+from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import block_size
 from epvi.site.fit.inference import Inference
 from epvi.site.model.model import Model
+from epvi.site.rows.columns import Columns
 from epvi.site.rows.levels import OWN
 from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
@@ -96,9 +97,7 @@ def fit(
         sent = _as_bytes(integrated.model)
         model, columns, split = model_of(sent), integrated.columns, integrated.split
         programs = programs_of(model, columns)
-    # Refuses here, not in a worker, what no shard could afford.
-    inference.settled(programs.target.space.dim, split.num_shards)
-    size = block_size(programs, columns, split.largest, inference.points_at_once)
+    size = _affordable_block(inference, programs, columns, split)
     key_data = np.asarray(jax.random.key_data(key))
     plan = FitPlan(inference, size, key_data, made_of, table.hash_key, programs.target.bundle)
     job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any)
@@ -120,6 +119,12 @@ def fit(
         bar.say("done")
         _log_end(posterior, time.perf_counter() - start)
         return posterior
+
+
+def _affordable_block(inference: Inference, programs: Programs, columns: Columns, split: Split) -> int:
+    """Rows per block; what no shard could afford is refused here, not in a worker."""
+    inference.settled(programs.target.space.dim, split.num_shards)
+    return block_size(programs, columns, split.largest, inference.points_at_once)
 
 
 def _log_end(posterior: Posterior, seconds: float) -> None:

@@ -15,19 +15,19 @@ from epvi.gaussian.structures import WHOLE
 from epvi.wire.answer import Expected
 
 
-class Step(NamedTuple):
+class Moves(NamedTuple):
     """The largest changes by one step: of a mean, in sds, and of an sd, relative to it; infinite if −H is improper."""
 
     shift: float
     change: float
 
 
-def step_of(gaussian: GaussianMixture, expected: Expected) -> Step:
+def step_of(gaussian: GaussianMixture, expected: Expected) -> Moves:
     """The step from one Gaussian, with full Hessians."""
     try:
         half = WHOLE.inverse_root(WHOLE.symmetrised(-expected.hessian[0]))
     except np.linalg.LinAlgError:
-        return Step(np.inf, np.inf)
+        return Moves(np.inf, np.inf)
     sd, wanted = np.asarray(gaussian.sd()), np.sqrt(np.sum(half**2, axis=0))
     away = half.T @ (half @ expected.gradient[0])
-    return Step(float(np.max(np.abs(away) / sd)), float(np.max(np.abs(wanted / sd - 1))))
+    return Moves(float(np.max(np.abs(away) / sd)), float(np.max(np.abs(wanted / sd - 1))))
