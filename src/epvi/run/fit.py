@@ -36,6 +36,7 @@ from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import block_size
 from epvi.site.fit.inference import Inference
 from epvi.site.model.model import Model
+from epvi.site.rows.columns import Columns
 from epvi.site.rows.levels import OWN
 from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
@@ -94,7 +95,7 @@ def fit(
         sent = _as_bytes(integrated.model)
         model, columns, split = model_of(sent), integrated.columns, integrated.split
         programs = programs_of(model, columns)
-    size = block_size(programs, columns, split.largest, inference.points_at_once)
+    size = _affordable_block(inference, programs, columns, split)
     key_data = np.asarray(jax.random.key_data(key))
     plan = FitPlan(inference, size, key_data, made_of, table.hash_key, programs.target.bundle)
     job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any or integrated is not None)
@@ -131,6 +132,12 @@ def _prepared(model: Model, table: Table) -> tuple[bytes, Programs, Provenance]:
         model = model_of(sent)
         programs = programs_of(model, table.columns, like=programs)
     return sent, programs, provenance(model, programs, table, settled.unaligned)
+
+
+def _affordable_block(inference: Inference, programs: Programs, columns: Columns, split: Split) -> int:
+    """Rows per block; what no shard could afford is refused here, not in a worker."""
+    inference.settled(programs.target.space.dim, split.num_shards)
+    return block_size(programs, columns, split.largest, inference.points_at_once)
 
 
 def _log_end(posterior: Posterior, seconds: float) -> None:

@@ -14,7 +14,9 @@ from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.propose import Proposal, Source
 from epvi.hub.trust.reasons import Verdict
 from epvi.hub.trust.score_test import Agreement
+from epvi.hub.trust.stationarity import step_of
 from epvi.hub.trust.verdict import draws_that_tell, judge
+from epvi.wire.answer import Expected
 
 D, S = 150, 4096
 # Posteriors and answers are stand-ins with only what a verdict reads.
@@ -35,14 +37,19 @@ def standard(d=D, structure=epvi.Full):
     return epvi.GaussianMixture.from_covariances(np.zeros((1, d)), covariances)
 
 
+def at_optimum(q):
+    """Expectations under q where it has the highest ELBO: E ∇ log p = 0 and E ∇² log p = −Λ."""
+    hessian = -np.linalg.inv(np.asarray(q.covariance()))
+    return Expected(np.zeros((1, 2)), np.zeros((1, q.dim)), hessian[None])
+
+
 def judged(log_ratio, q=None, count=S, moments=True, skip=0):
     """The verdict on q where the log ratio log p − log q is this function of the draws."""
     q = standard() if q is None else q
     proposal = proposal_of(q, count, seed=skip)
     log_p = proposal.log_q + log_ratio(proposal.theta)
-    answered = SimpleNamespace(
-        proposal=proposal, log_p=log_p, doubt=np.zeros(count), moments=object() if moments else None, scores=()
-    )
+    expected = at_optimum(q) if moments is True else moments or None
+    answered = SimpleNamespace(proposal=proposal, log_p=log_p, doubt=np.zeros(count), moments=expected, scores=())
     made_of = SimpleNamespace(flat_prior=False, unaligned=())
     fit = SimpleNamespace(
         prior=Fraction(1), shard=1, num_shards=1, is_stand_in=False, stands_alone=True, made_of=made_of
@@ -192,6 +199,32 @@ def test_without_curvature_between_parameters_or_with_few_of_them_nothing_is_sai
         assert made.verdict is Verdict.NOT
         assert "too uneven to correct it" in made.text
     assert enough is None
+
+
+def test_what_a_step_would_change_is_that_of_newton_s_method():
+    rng = np.random.default_rng(0)
+    a, b = (x @ x.T + np.eye(6) for x in rng.normal(size=(2, 6, 8)))
+    q = epvi.GaussianMixture.from_covariances(rng.normal(size=(1, 6)), a[None])
+    gradient = rng.normal(size=6)
+    found = step_of(q, Expected(np.zeros((1, 2)), gradient[None], -b[None]))
+    sd = np.sqrt(np.diag(a))
+    assert found.shift == pytest.approx(np.max(np.abs(np.linalg.solve(b, gradient)) / sd))
+    assert found.change == pytest.approx(np.max(np.abs(np.sqrt(np.diag(np.linalg.inv(b))) / sd - 1)))
+    assert step_of(q, Expected(np.zeros((1, 2)), gradient[None], b[None])) == (np.inf, np.inf)
+
+
+@pytest.mark.parametrize("wrong", ["mean", "sd"])
+def test_a_single_wrong_mean_or_sd_is_seen_by_expected_derivatives(wrong):
+    """Too small a fault for cumulants of the log ratios, whose errors are as large."""
+    value, gradient, hessian = at_optimum(standard())
+    if wrong == "mean":
+        gradient[0, 7] = 0.3
+    else:
+        hessian[0, 7, 7] *= 1.3
+    made, _ = judged(coupled(4.0), count=4 * S, moments=Expected(value, gradient, hessian))
+    assert made.verdict is Verdict.NOT
+    assert "expected gradients and Hessians would move a mean by" in made.text
+    assert [fault.reason for fault in made.faults] == ["uneven-weights"]
 
 
 def test_impossible_draws_give_no_estimates():

@@ -14,10 +14,11 @@ from epvi.gaussian.structures import form_of
 from epvi.hub.agreement.compatibility import missing_shards, numbered
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered
-from epvi.hub.trust.cumulants import Marginals, marginals_of
+from epvi.hub.trust.cumulants import marginals_of
 from epvi.hub.trust.importance import Weights
 from epvi.hub.trust.reasons import Fault, Reason, Verdict, told
 from epvi.hub.trust.score_test import Agreement
+from epvi.hub.trust.stationarity import step_of
 
 # All thresholds are judgement where nothing else is said; `python benchmarks/verdicts.py` counts the false alarms that
 # they raise on healthy fits, of which it allows 2 in 50.
@@ -44,7 +45,8 @@ _DOUBT = 0.1
 # From this many parameters on, weights that are too uneven may be so by the number of parameters alone.
 _MANY = 100
 # Means and sds can then be trusted if they are off by at most this many sds, and this fraction, in the root mean square
-# over all parameters (two standard errors included), and if no parameter is clearly off by more.
+# over all parameters (two standard errors included), if no parameter is clearly off by more, and if expected gradients
+# and Hessians move none by more.
 MARGINALS_OFF = 0.1
 # The log ratios of draws are then sums of many small terms: skewness and excess kurtosis are at most this.
 _NORMAL = 1.0
@@ -90,7 +92,7 @@ def judge(
         *_not_refined(posterior),
     )
     if uneven is not None and faults == (uneven,) and may_be_by_dimension(posterior, answered):
-        return _by_marginals(uneven, marginals_of(answered.proposal, answered.log_p, posterior.mixture), weights)
+        return _by_marginals(uneven, posterior, answered, weights)
     if faults:
         return Judgement(Verdict.NOT, told(faults), faults, uneven is None)
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
@@ -148,9 +150,9 @@ def draws_that_tell(posterior: Approximation, answered: Answered) -> int | None:
     return _rounded(needed * len(answered.log_p) / found.num_draws)
 
 
-def _by_marginals(uneven: Fault, found: Marginals | None, weights: Weights) -> Judgement:
+def _by_marginals(uneven: Fault, posterior: Approximation, answered: Answered, weights: Weights) -> Judgement:
     """The verdict on means and sds of single parameters, where joint weights cannot judge."""
-    faults = (uneven,)
+    faults, found = (uneven,), marginals_of(answered.proposal, answered.log_p, posterior.mixture)
     if found is None or max(abs(found.skewness), found.excess) > _NORMAL or found.unlike(MARGINALS_OFF):
         return Judgement(Verdict.NOT, told(faults), faults, False)
     d, (shift, change) = len(found.shift), found.typical()
@@ -164,11 +166,21 @@ def _by_marginals(uneven: Fault, found: Marginals | None, weights: Weights) -> J
         remedy = f", which {all_draws:,} draws would tell better (num_draws)" if all_draws else ""
         few = (Fault(Reason.UNEVEN_WEIGHTS, finding + remedy),)
         return Judgement(Verdict.NOT, told(few), few, False)
+    assert answered.moments is not None
+    step = step_of(answered.proposal.modes, answered.moments)
+    if max(step) > MARGINALS_OFF:
+        finding = (
+            f"joint weights cannot judge {d:,} parameters ({weights.ess:,.0f} effective draws), and expected gradients"
+            f" and Hessians would move a mean by {step.shift:.2f} sds and an sd by {step.change:.0%}"
+        )
+        moved = (Fault(Reason.UNEVEN_WEIGHTS, finding),)
+        return Judgement(Verdict.NOT, told(moved), moved, False)
     text = (
         f"{Verdict.MARGINALS}: joint weights cannot judge {d:,} parameters ({weights.ess:,.0f} effective draws); by"
         f" cumulants of the log ratios means are off by at most {shift:.2f} sds and sds by {change:.0%} (root mean"
-        f" squares; a single mean is known to ±{2 * float(np.median(found.shift_error)):.2f} sds), and no parameter"
-        " stands out. What depends on many parameters at once is not certified."
+        f" squares; a single mean is known to ±{2 * float(np.median(found.shift_error)):.2f} sds), no parameter stands"
+        f" out, and expected gradients and Hessians move no mean by more than {step.shift:.2f} sds and no sd by more"
+        f" than {step.change:.0%}. What depends on many parameters at once is not certified."
     )
     return Judgement(Verdict.MARGINALS, text, (), False)
 

@@ -28,6 +28,9 @@ _PAIRS = 20
 _FALLEN = 0.9
 # Least and most factor by which a step that is too long or too short changes. Judgement.
 _SHRINK, _GROW = 0.1, 4.0
+# Parts of the way from a mode to a start at which slopes show whether the density is concave along it. Judgement: denser
+# near the mode; a second mode between two of them is not seen.
+_ON_THE_WAY = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 # A climb is known to end in a mode once it is closer than this part of the distance between different modes. Judgement.
 _CLOSE = 0.5
 # Relative rounding error of values and of slopes along a step in float32. Judgement: sums over many rows.
@@ -78,12 +81,13 @@ class Summit(NamedTuple):
 
 def only_mode(parts: Sequence[OneShard], starts: Float[np.ndarray, "n d"]) -> Summit | None:
     """The mode of the last of `parts`, all rows; all starts must lead to the same mode of the first, the smallest."""
-    first = np.argmin(np.sum(starts**2, axis=1))
-    at = parts[0].summit(starts[first])
+    at = parts[0].summit(_highest(parts[0], starts))
     found = None if at is None else _climbed(parts[0], at.point, at.half)
     if found is None:
         return None
-    for start in np.delete(starts, first, axis=0):
+    for start in starts:
+        if _falls_away(parts[0], found, start):
+            continue
         end = ascend(parts[0], start, found.half, found)
         if end is None or found.distance(end) >= SAME_MODE:
             return None
@@ -92,6 +96,29 @@ def only_mode(parts: Sequence[OneShard], starts: Float[np.ndarray, "n d"]) -> Su
         if found is None:
             return None
     return found
+
+
+def _highest(rows: OneShard, starts: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " d"]:
+    """The highest of the starts and the origin.
+
+    With many parameters random starts are far out, where a Hessian says little about that at the mode.
+    """
+    points = np.concatenate([np.zeros((1, starts.shape[1])), starts])
+    values = np.array([rows.gradient(point)[0] for point in points])
+    return points[np.argmax(np.where(np.isfinite(values), values, -np.inf))]
+
+
+def _falls_away(rows: OneShard, mode: Summit, start: Float[np.ndarray, " d"]) -> bool:
+    """Whether the density is concave on the way from the mode to a start, so that there is no other mode on it.
+
+    Slopes along the way fall from each of some points to the next.
+    """
+    away = start - mode.point
+    slopes = [float(mode.gradient @ away)]
+    for part in _ON_THE_WAY:
+        value, gradient = rows.gradient(mode.point + part * away)
+        slopes.append(float(gradient @ away) if np.isfinite(value) else np.nan)
+    return bool(np.all(np.diff(slopes) < 0))
 
 
 def _climbed(rows: OneShard, start: np.ndarray, half: np.ndarray) -> Summit | None:

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from epvi.gaussian.structure import Structure
-from epvi.gaussian.structures import Diagonal, Full
+from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.validation import check_settings
 from epvi.site.derivatives.subposterior import Subposterior
@@ -29,11 +29,11 @@ from epvi.site.fit.regular import RegularShards
 from epvi.site.fit.sweeps import Sweeps
 from epvi.site.rows.columns import Columns, generator, generators
 
-# By default covariances are full while those of all shards, M·K·d² numbers of 8 bytes, take at most 4 GB (10⁹ bytes)
-# at the hub, the budget of a product (`MAX_GIGABYTES` in hub/product/stack.py), and those of one shard at most 0.5 GB,
-# because a site holds several such arrays. With K = 4 that is up to 3,952 parameters, and 353 in 1,000 shards.
-# Judgement.
-_MOST_GIGABYTES, _MOST_GIGABYTES_OF_SHARD = 4.0, 0.5
+# By default covariances are full while what is held of them at once, in numbers of 8 bytes, takes at most so many GB
+# (10⁹ bytes): at the hub four matrices per Gaussian of every shard (its root, and two Hessians and outer products of
+# scores in its answers), and at a site eight in its fit. That is up to 7,905 parameters in four shards or fewer, 3,535
+# in 20 and 500 in 1,000. Judgement: it suits machines with 16 GB, and does not depend on the machine.
+_MOST_GIGABYTES_AT_HUB, _MOST_GIGABYTES_AT_SITE, _HELD_AT_HUB, _HELD_AT_SITE = 8.0, 4.0, 4, 8
 # Up to this many parameters covariances are full by default in any number of shards. Judgement: they take 80 kB each.
 _FULL_UP_TO = 100
 
@@ -43,9 +43,9 @@ _FULL_UP_TO = 100
 class NVI(Inference):
     """Nonparametric variational inference with at most `num_components` Gaussians.
 
-    `covariance` is `Spherical()` (as in the paper), `Diagonal()` or `Full()`; by default full up to 100 parameters, and
-    above while the covariances of all components of all shards take at most 4 GB (thousands of parameters in a few
-    shards), and otherwise diagonal. Sweeps stop when the variational bound changes by less than `tolerance` nats. With
+    `covariance` is `Spherical()` (as in the paper), `Diagonal()` or `Full()`; by default full. More than 100 parameters
+    for which the matrices of all shards would take more than 8 GB (7,905 in four shards, 500 in 1,000) are refused
+    unless it is given. Sweeps stop when the variational bound changes by less than `tolerance` nats. With
     `merge` (the default) modes are searched for from `num_starts` starts, each gets one Gaussian, and weights are
     optimised; more components than modes are used only if they raise the ELBO, estimated from `num_draws` draws, by
     half a nat. Without `merge` all components are kept with equal weights, as in the paper.
@@ -89,9 +89,27 @@ class NVI(Inference):
         """With the covariance structure that these numbers of parameters and shards have by default."""
         if self.covariance is not None:
             return self
-        one = 8e-9 * self.num_components * dim**2
-        affordable = one <= _MOST_GIGABYTES_OF_SHARD and num_shards * one <= _MOST_GIGABYTES
-        return dataclasses.replace(self, covariance=Full() if dim <= _FULL_UP_TO or affordable else Diagonal())
+        if dim > _FULL_UP_TO:
+            self._check_affordable(dim, num_shards)
+        return dataclasses.replace(self, covariance=Full())
+
+    def _check_affordable(self, dim: int, num_shards: int) -> None:
+        """Refuse full covariances that take too much memory: with others sds would be wrong wherever columns correlate.
+
+        With `merge` nearly all shards with many parameters get one Gaussian.
+        """
+        one = 8e-9 * dim**2 * (1 if self.merge else self.num_components)
+        hub, site = _HELD_AT_HUB * num_shards * one, _HELD_AT_SITE * one
+        if hub <= _MOST_GIGABYTES_AT_HUB and site <= _MOST_GIGABYTES_AT_SITE:
+            return
+        fewer = int(_MOST_GIGABYTES_AT_HUB / (_HELD_AT_HUB * one)) if site <= _MOST_GIGABYTES_AT_SITE else 0
+        shards = f"take at most {fewer:,} shard{'s' if fewer != 1 else ''}, or " if fewer else ""
+        raise EpviError(
+            f"full covariances of {dim:,} parameters in {num_shards:,} shard{'s' if num_shards != 1 else ''} take about"
+            f" {hub:,.0f} GB at the hub and {site:,.1f} GB at a site, over the budget of {_MOST_GIGABYTES_AT_HUB:g} and"
+            f" {_MOST_GIGABYTES_AT_SITE:g} GB: {shards}pass inference=epvi.NVI(covariance=epvi.Full()) if there is so"
+            " much memory, or epvi.Diagonal() for means alone, whose sds leave correlations out and are too small."
+        )
 
     def fit(self, subposterior: Subposterior, columns: Columns, *, common: jax.Array, key: jax.Array) -> LocalFit:
         """Fit the mixture."""

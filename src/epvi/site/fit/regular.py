@@ -65,9 +65,9 @@ _CERTAIN = 0.1
 # Where uniform parts are not enough, and the values of all rows at all draws are at least so many, parts with the
 # influential rows are tried first. Judgement: their choice costs as much as a few hundred thousand values.
 _MANY_VALUES = 2**22
-# Up to this many parameters the KL divergence of one Gaussian is compared with what is acceptable as it is, and above
-# in proportion to d: it is then the sum of small divergences in all directions, which refinement mends and a split into
-# a few components does not. Judgement.
+# Up to this many parameters the KL divergence of one Gaussian is compared with what is acceptable. With more it is the
+# sum of small divergences in all directions, which refinement mends and a split into a few components does not.
+# Judgement.
 _DIVERGES_IN = 128
 
 
@@ -251,7 +251,7 @@ class RegularShards:
         # L2 of a single Gaussian with the Laplace covariance: ½ tr ΣH = −d/2, and the entropy bound of N(μ; μ, 2Σ).
         bounds = at.value - 0.5 * d + 0.5 * (d * (_LOG_2PI + np.log(2.0)) - log_dets)
         made = _Estimates.of(ratios, doubt)
-        tolerable = self.tolerable[shards] * max(d / _DIVERGES_IN, 1.0)
+        tolerable = self.tolerable[shards] if d <= _DIVERGES_IN else np.inf
         good = np.all(np.isfinite(ratios), axis=1) & ~guarded & (made.least < tolerable + 2 * made.error)
         fits: list[LocalFit | None] = [None] * len(shards)
         for i in np.flatnonzero(good):

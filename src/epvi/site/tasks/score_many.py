@@ -2,12 +2,15 @@
 
 Takes the subposteriors of several shards, their Taylor expansions about the centres, and `Draws`. Log densities at the
 draws and average gradients are computed from all rows, in float32 where that adds next to nothing to their sums
-(`near_centre.py`). The average Hessian under a
-Gaussian is computed at few of its base draws, in antithetic pairs z, −z, each on its own part of the rows: what a row
-contributes varies over draws as it does over rows, so that other draws for other rows are as good as all draws for all
-rows. Usually its change from the centre c is computed so, on a subsample of the rows:
+(`near_centre.py`). With many rows per parameter, the average Hessian under a Gaussian is that at the centre c and its
+change, which is computed on a subsample of the rows at few base draws, in antithetic pairs z, −z, each on its own part
+of them: what a row contributes varies over draws as it does over rows, so that other draws for other rows are as good
+as all draws for all rows.
 
     E H ≈ H(c) + mean over parts g of [ ½ H_g(c + L⁻ᵀz_g) + ½ H_g(c − L⁻ᵀz_g) − H_g(c) ]
+
+With few rows per parameter it is computed from all rows and base draws, averaged in each row (`averages.py`) where the
+model has linear predictors.
 """
 
 import dataclasses
@@ -23,8 +26,10 @@ from epvi.gaussian.matrices import positive_definite
 from epvi.ground.float64 import promotion_allowed
 from epvi.ground.seeds import SeedStream
 from epvi.site.derivatives.average_gradient import average_gradient
+from epvi.site.derivatives.averages import averages
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.near_centre import NearCentre, near_centre
+from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.rows.columns import generator
 from epvi.wire.answer import Expected
@@ -154,12 +159,21 @@ class ManyParameters:
 
     def moments(self) -> list[Expected]:
         """Expectations under the Gaussians, of each shard."""
-        found = []
-        for points, own in zip(self.draws.points(), self.own, strict=True):
-            found.append([*self._with_gradients(points), self._hessians(points, own)])
+        found = [self._expected(points, own) for points, own in zip(self.draws.points(), self.own, strict=True)]
         return [
             Expected(*(np.stack([one[i][b] for one in found]) for i in range(3))) for b in range(self.each.num_shards)
         ]
+
+    def _expected(self, points: Float[np.ndarray, "R d"], own: Taylors) -> tuple[np.ndarray, ...]:
+        """Log densities at base draws, average gradients and average Hessians, of each shard."""
+        changed = self._changes(points, own)
+        if changed is not None:
+            return *self._with_gradients(points), own.hessian + changed
+        # With few rows per parameter one Hessian with weights averaged in each row costs no more than that at a pair.
+        rows = averages(self.each, points, Order.FULL)
+        if rows is None:
+            return *self._with_gradients(points), self._over_parts(points)
+        return tuple(a + b for a, b in zip(rows, self._prior(points), strict=True))
 
     def products(self) -> Float[np.ndarray, "B d d"]:
         """Sums over each shard's rows of the outer products of their scores at the first centre."""
@@ -176,23 +190,43 @@ class ManyParameters:
             made.append(prior + each.weights[b] * rows)
         return self.values(points), np.stack(made)
 
-    def _hessians(self, points: Float[np.ndarray, "R d"], own: Taylors) -> Float[np.ndarray, "B d d"]:
-        """Average Hessians: those at the centre and their average change on subsamples, if these lack nothing."""
+    def _prior(self, points: Float[np.ndarray, "R d"]) -> tuple[np.ndarray, ...]:
+        """The prior's part of the same; its Hessian at few pairs, one point after the other, as each is large."""
+        each, half = self.each, len(points) // 2
+        count, owner = each.num_shards, np.repeat(np.arange(each.num_shards), len(points))
+        theta = np.tile(points, (count, 1))
+        gradients = each.prior_gradients(theta, owner).reshape(count, len(points), -1)
+        first = _PAIRS_OF_HESSIANS * self.shards[0]
+        pairs = [(first + i) % half for i in range(min(_PAIRS_OF_HESSIANS, half))]
+        hessian = sum(each.whole_prior(points[i : i + 1])[2][0] for pair in pairs for i in (pair, half + pair))
+        return (
+            each.prior_values(theta, owner).reshape(count, -1),
+            np.mean(gradients, axis=1),
+            np.multiply.outer(each.shares, hessian / (2 * len(pairs))),
+        )
+
+    def _changes(self, points: Float[np.ndarray, "R d"], own: Taylors) -> Float[np.ndarray, "B d d"] | None:
+        """Average changes of Hessians from the centre, on subsamples; None if rows are few, or these lack some."""
         each, total = self.each, self.each.windows.num_rows
         wanted = max(_ROWS_PER_PARAMETER * float(np.sum(self.shares)), _LEAST_ROWS_PER_PARAMETER) * each.dim
         few = np.maximum((wanted * each.sizes / total).astype(int), _PAIRS_OF_HESSIANS * _LEAST_ROWS)
-        if not self.exact and np.all(2 * few <= each.sizes):
-            changed, seen = np.zeros_like(own.hessian), np.zeros_like(own.hessian[0])
-            for b in range(each.num_shards):
-                for share, (up, down, here) in self._at_pairs(b, int(few[b]), points, own.centre[:1]):
-                    changed[b] += share * (0.5 * (up + down) - here)
-                    seen += share * here
-            whole = np.sum(own.hessian, axis=0)
-            if np.all(positive_definite(np.stack([_ALIKE * whole - seen, _ALIKE * seen - whole]))):
-                return own.hessian + changed
-        made = np.zeros_like(own.hessian)
+        if self.exact or np.any(2 * few > each.sizes):
+            return None
+        changed, seen = np.zeros_like(own.hessian), np.zeros_like(own.hessian[0])
         for b in range(each.num_shards):
-            for share, (up, down) in self._at_pairs(b, int(each.sizes[b]), points, own.centre[:0]):
+            for share, (up, down, here) in self._at_pairs(b, int(few[b]), points, own.centre[:1]):
+                changed[b] += share * (0.5 * (up + down) - here)
+                seen += share * here
+        whole = np.sum(own.hessian, axis=0)
+        alike = np.all(positive_definite(np.stack([_ALIKE * whole - seen, _ALIKE * seen - whole])))
+        return changed if alike else None
+
+    def _over_parts(self, points: Float[np.ndarray, "R d"]) -> Float[np.ndarray, "B d d"]:
+        """Average Hessians of all rows, each part of them at its own pair."""
+        each = self.each
+        made = np.zeros((each.num_shards, each.dim, each.dim))
+        for b in range(each.num_shards):
+            for share, (up, down) in self._at_pairs(b, int(each.sizes[b]), points, points[:0]):
                 made[b] += share * 0.5 * (up + down)
         return made
 
