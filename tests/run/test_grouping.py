@@ -120,6 +120,7 @@ def test_any_number_of_workers_gives_the_same_bits(normal):
     np.testing.assert_array_equal(one.theta(20, seed=0), posterior.theta(20, seed=0))
 
 
+@pytest.mark.slow
 def test_splits_that_divide_groups_are_fitted_jointly(normal):
     rows, _ = normal
     settings = {"certify": False, "inference": epvi.NVI(2, num_starts=4, num_draws=64)}

@@ -143,6 +143,7 @@ def test_a_posterior_at_the_edge_is_trusted_and_right():
     assert np.std(drawn) == pytest.approx(exact.std(), rel=2 * error)
 
 
+@pytest.mark.slow
 def test_a_banana_is_right_or_not_trusted():
     y = np.random.default_rng(3).normal(1.0, 1.0, 40)
     found = fitted(banana, {"y": y}, 2)

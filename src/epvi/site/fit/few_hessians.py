@@ -28,8 +28,8 @@ _PAIRS = 20
 _FALLEN = 0.9
 # Least and most factor by which a step that is too long or too short changes. Judgement.
 _SHRINK, _GROW = 0.1, 4.0
-# Parts of the way from a mode to a start at which slopes show whether the density is concave along it. Judgement: denser
-# near the mode; a second mode between two of them is not seen.
+# Parts of the way from a mode to a start at which slopes show whether the density is concave along it. Judgement:
+# denser near the mode; a second mode between two of them is not seen.
 _ON_THE_WAY = (0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 # A climb is known to end in a mode once it is closer than this part of the distance between different modes. Judgement.
 _CLOSE = 0.5
