@@ -4,7 +4,7 @@ import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import hierarchies_models as models
 import numpy as np
@@ -147,7 +147,7 @@ def mixtures() -> list[Case]:
     for size in (2, 4, 6):
         rng = rng_of(f"mixture {size}")
         y = rng.normal(4.0 * rng.integers(0, size, 200 * size), 1.0)
-        found.append(Case(f"mixture of {size}, undeclared", models.mixture(size), {"y": y}, (2, 5)))
+        found.append(Case(f"mixture of {size}, undeclared", models.mixture(size), {"y": y}, (2, 5), hidden=("mu",)))
     return found
 
 
@@ -169,7 +169,3 @@ def few_rows() -> list[Case]:
 
 def cases(folder: Path) -> list[Case]:
     return [*radon(folder), *small(), *simulated(), *mixtures(), *few_rows()]
-
-
-def told(values: Any) -> str:
-    return ", ".join(str(value) for value in values)

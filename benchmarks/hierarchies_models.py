@@ -1,11 +1,13 @@
 """The models of `hierarchies.py`, as their users would write them."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
 
-def effects(name: str, loc, scale, size: int, centred: bool):
+def effects(name: str, loc, scale, size: int, centred: bool) -> Any:
     """Effects of one factor, z_g ~ Normal(loc, scale), in either parametrisation."""
     if centred:
         return numpyro.sample(name, dist.Normal(loc, scale).expand([size]).to_event(1))
@@ -72,7 +74,7 @@ def radon(size: int, centred: bool):
     """Radon in houses of Minnesota: an intercept per county (Gelman & Hill 2006)."""
 
     def model(uranium, floor, county, y):
-        beta = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+        beta: Any = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
         mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
         tau = numpyro.sample("tau", dist.HalfNormal(1.0))
         a = effects("a", mu, tau, size, centred)
@@ -87,7 +89,7 @@ def radon_slopes(size: int, centred: bool):
     """The same with a slope of the floor per county."""
 
     def model(uranium, floor, county, y):
-        beta = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+        beta: Any = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
         mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
         tau = numpyro.sample("tau", dist.HalfNormal(1.0))
         rho = numpyro.sample("rho", dist.HalfNormal(1.0))
@@ -116,7 +118,7 @@ def schools(centred: bool):
 def funnel(g, y):
     """Neal's funnel with rows: nine groups whose common sd is exp(v/2)."""
     v = numpyro.sample("v", dist.Normal(0.0, 3.0))
-    z = numpyro.sample("z", dist.Normal(0.0, jnp.exp(v / 2)).expand([9]).to_event(1))
+    z: Any = numpyro.sample("z", dist.Normal(0.0, jnp.exp(v / 2)).expand([9]).to_event(1))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Normal(z[g], 1.0), obs=y)
 
@@ -138,8 +140,8 @@ def ridge(y):
 
 def rare(n, k):
     """Counts of rare events with a rate that varies: beta-binomial."""
-    rate = numpyro.sample("rate", dist.Beta(0.5, 20.0))
-    size = numpyro.sample("size", dist.LogNormal(3.0, 1.0))
+    rate: Any = numpyro.sample("rate", dist.Beta(0.5, 20.0))
+    size: Any = numpyro.sample("size", dist.LogNormal(3.0, 1.0))
     with numpyro.plate("rows", n.shape[0]):
         numpyro.sample("k", dist.BetaBinomial(rate * size, (1 - rate) * size, total_count=n), obs=k)
 
@@ -155,7 +157,7 @@ def simplex(size: int):
     def model(y):
         p = numpyro.sample("p", dist.Dirichlet(jnp.ones(size)))
         with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Categorical(p), obs=y)
+            numpyro.sample("y", dist.CategoricalProbs(p), obs=y)
 
     return model
 
