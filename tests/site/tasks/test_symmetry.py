@@ -122,6 +122,11 @@ def categories(y):
     observed(dist.Categorical(numpyro.sample("p", dist.Dirichlet(jnp.ones(4)))), y)
 
 
+def many_categories(y):
+    """More of them than made-up codes."""
+    observed(dist.Categorical(numpyro.sample("p", dist.Dirichlet(jnp.ones(6)))), y)
+
+
 def shares(p):
     """Rows on a simplex: no synthetic row is possible."""
     observed(dist.Dirichlet(vector("a", dist.LogNormal(0, 1), 3)), p)
@@ -156,12 +161,20 @@ FOUND = {
     "groups without rows": (effects, {"g": CODES, "y": Y}, []),
     "codes that do not begin at 0": (years, {"g": CODES + 1990, "y": Y}, []),
     "categories without rows": (categories, {"y": np.full(N, 3)}, []),
+    "many categories without rows": (many_categories, {"y": np.arange(N) % 2 * 2}, []),
     "rows on a simplex": (shares, {"p": SIMPLEX}, []),
     "parameters without a role": (unused, {"y": Y}, []),
 }
 
 
-QUICK = ("normals", "regressions", "log densities", "equal columns", "groups without rows", "rows on a simplex")
+QUICK = (
+    "normals",
+    "regressions",
+    "log densities",
+    "equal columns",
+    "groups without rows",
+    "many categories without rows",
+)
 
 
 def found_in(model, rows):

@@ -203,14 +203,20 @@ def _equal(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
 
 
 def shifted(space: Space, theta: np.ndarray, axes: Sequence[Axis], entry: int) -> np.ndarray:
-    """θ with one entry along the axes moved; of a simplex, its log weight before the weights are normalised."""
+    """θ with one entry along the axes moved; of a simplex, half of its weight moved to the next entry."""
     theta = theta.copy()
     for parameter, number in axes:
         part = space.slices[parameter.name]
         flat = theta[part].reshape(parameter.flat_shape)
-        moved = log_weights(flat) if parameter.is_simplex(number) else flat.copy()
-        np.moveaxis(moved, number, 0)[entry] += _SPREAD
-        theta[part] = (from_log_weights(moved) if parameter.is_simplex(number) else moved).ravel()
+        if parameter.is_simplex(number):
+            moved = log_weights(flat)
+            half = moved[..., entry] - np.log(2.0)
+            moved[..., entry], moved[..., entry + 1] = half, np.logaddexp(moved[..., entry + 1], half)
+            theta[part] = from_log_weights(moved).ravel()
+        else:
+            moved = flat.copy()
+            np.moveaxis(moved, number, 0)[entry] += _SPREAD
+            theta[part] = moved.ravel()
     return theta
 
 
