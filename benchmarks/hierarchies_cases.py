@@ -104,12 +104,12 @@ def radon(folder: Path) -> list[Case]:
         "y": np.array(data["log_radon"], float),
     }
     found = []
-    for kind, make in (("intercepts", models.radon), ("slopes", models.radon_slopes)):
+    for slopes in (False, True):
+        exact = models.radon(85, False, slopes)
         for centred in (True, False):
-            label = f"radon, {kind}, {'centred' if centred else 'non-centred'}"
-            found.append(
-                Case(label, make(85, centred), rows, (2, 5, 20), exact=make(85, False), hidden=("a_raw", "b_raw"))
-            )
+            label = f"radon, {'slopes' if slopes else 'intercepts'}, {'centred' if centred else 'non-centred'}"
+            model = models.radon(85, centred, slopes)
+            found.append(Case(label, model, rows, (2, 5, 20), exact=exact, hidden=("a_raw", "b_raw")))
     return found
 
 

@@ -70,34 +70,21 @@ def crossed(family: str, sizes: tuple[int, int], centred: bool):
     return model
 
 
-def radon(size: int, centred: bool):
-    """Radon in houses of Minnesota: an intercept per county (Gelman & Hill 2006)."""
+def radon(size: int, centred: bool, slopes: bool):
+    """Radon in houses of Minnesota: an intercept, or also a slope of the floor, per county (Gelman & Hill 2006)."""
 
     def model(uranium, floor, county, y):
         beta: Any = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
         mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
         tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        slope = beta[1]
+        if slopes:
+            rho = numpyro.sample("rho", dist.HalfNormal(1.0))
+            slope = effects("b", beta[1], rho, size, centred)[county]
         a = effects("a", mu, tau, size, centred)
         sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
         with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Normal(a[county] + beta[0] * uranium + beta[1] * floor, sigma), obs=y)
-
-    return model
-
-
-def radon_slopes(size: int, centred: bool):
-    """The same with a slope of the floor per county."""
-
-    def model(uranium, floor, county, y):
-        beta: Any = numpyro.sample("beta", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
-        mu = numpyro.sample("mu", dist.Normal(0.0, 10.0))
-        tau = numpyro.sample("tau", dist.HalfNormal(1.0))
-        rho = numpyro.sample("rho", dist.HalfNormal(1.0))
-        a = effects("a", mu, tau, size, centred)
-        b = effects("b", beta[1], rho, size, centred)
-        sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
-        with numpyro.plate("rows", y.shape[0]):
-            numpyro.sample("y", dist.Normal(a[county] + beta[0] * uranium + b[county] * floor, sigma), obs=y)
+            numpyro.sample("y", dist.Normal(a[county] + beta[0] * uranium + slope * floor, sigma), obs=y)
 
     return model
 

@@ -206,13 +206,13 @@ def labels(panel: Axes, seed: int) -> list[Line]:
     ordered = cases.exact_mixture(rows, centres, seed)
     for x in ordered.mean:
         panel.axvline(x, color="0.85", linewidth=6, zorder=0)
-    for name, groups, colour, top in (("nothing said", (), ORANGE, 10), ("exchangeable", (("mu",),), BLUE, 4)):
+    for name, groups, colour, top in (("not aligned", (), ORANGE, 10), ("aligned, as by default", None, BLUE, 4)):
         model = epvi.Model(cases.mixture, num_parts=len(centres), exchangeable=groups)
         found = both(model, rows, 6)
         for way, posterior in found.items():
             # For exchangeable labels one order represents the posterior; else it is the mixture of all orders.
             order = np.argsort(np.argsort(posterior.summary().mean))
-            exact = Exact(ordered.mean[order], ordered.sd[order]) if groups else cases.in_any_order(ordered)
+            exact = Exact(ordered.mean[order], ordered.sd[order]) if groups is None else cases.in_any_order(ordered)
             lines.append(measured(f"labels: {name}, M = 6", way, posterior, exact))
         draws = found[REFINED].theta(400, seed=seed)
         for i in range(len(centres)):
@@ -221,7 +221,7 @@ def labels(panel: Axes, seed: int) -> list[Line]:
         panel.text(0, top + 0.7, name, ha="center", fontsize=9)
     panel.set_yticks([top - i for top in (10, 4) for i in range(4)], [f"mu[{i}]" for _ in range(2) for i in range(4)])
     panel.set(xlabel="means of the parts", ylim=(0.4, 11.5))
-    panel.set_title("Label switching: one order, once it is said")
+    panel.set_title("Label switching: found, one order is kept")
     return lines
 
 
