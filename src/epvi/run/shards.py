@@ -6,6 +6,7 @@ memory-mapped files; other executors get them with the first task, and their wor
 
 import contextlib
 import dataclasses
+import logging
 import shutil
 import tempfile
 from collections import Counter
@@ -49,6 +50,7 @@ from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 from epvi.wire.stacked_answers import StackedScores, unstacked
+from epvi.wire.stacked_fits import StackedFits
 
 # Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
@@ -96,16 +98,17 @@ class RunningShards:
 
         irregular: set[int] = set()
 
-        def keep(group: Group, made: ShardFit | list[ShardFit | None] | None) -> list[Group]:
+        def keep(group: Group, made: StackedFits | list[ShardFit | None] | ShardFit | None) -> list[Group]:
             if made is None:
                 return [(part,) for part in group]
-            found = made if isinstance(made, list) else [made]
+            found = [made] if isinstance(made, ShardFit) else made.each() if isinstance(made, StackedFits) else made
             for part, fit in zip(group, found, strict=True):
                 if fit is None:
                     irregular.add(part.shard)
                     continue
                 fits[fit.shard] = fit
-                logger.info("%s", fit.account)
+                if logger.isEnabledFor(logging.INFO):
+                    logger.info("%s", fit.account)
                 if self.work is not None:
                     self.work.keep(fit)
             # Shards that cannot be fitted together with others are fitted alone.
@@ -134,7 +137,8 @@ class RunningShards:
                 return [(part,) for part in group]
             for answer in [] if isinstance(made, NoRows) else unstacked(made):
                 answers[answer.shard] = answer
-                logger.debug("%s", answer.account)
+                if logger.isEnabledFor(logging.DEBUG):
+                    logger.debug("%s", answer.account)
             return []
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
@@ -268,7 +272,8 @@ def shards_of(
 ) -> Iterator[RunningShards]:
     """A context with the shards, whose rows are available to the executor's workers while it lasts."""
     m = split.num_shards
-    parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
+    share = Fraction(1, m)
+    parts = [Part(i, m, label, share) for i, label in enumerate(split.labels, start=1)]
     done = _already(work, job.plan, columns, parts, split)
     _log_places(split, job.plan.bundle, executor)
     if isinstance(executor, Executor):

@@ -35,6 +35,7 @@ from epvi.wire.answer import Scores
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 from epvi.wire.stacked_answers import StackedScores, stacked
+from epvi.wire.stacked_fits import StackedFits, stacked_fits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +93,9 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
         return fit_columns(programs, columns, part, job.plan, report, tried=tried)
 
 
-def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> list[ShardFit | None] | None:
+def run_batch(
+    job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]
+) -> StackedFits | list[ShardFit | None] | None:
     """Fit several shards together, whose rows lie one after the other; None for each that `run_shard` is to fit.
 
     None for all if their rows are refused: each shard alone then says which of them has such rows.
@@ -107,7 +110,7 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
             Subposterior.of(programs, columns, parts[0].prior, size).refuse_outside()
         except EpviError:
             return None
-        return fit_regular(programs, columns, parts, sizes, job.plan, _Passes(job.passes, parts))
+        return stacked_fits(fit_regular(programs, columns, parts, sizes, job.plan, _Passes(job.passes, parts)))
 
 
 def _joined(rows: Sequence[MappedRows | HeldRows]) -> tuple[Columns, list[int]]:

@@ -38,13 +38,19 @@ class StackedScores:
 
     def each(self) -> list[Scores]:
         """The answer of each shard."""
-        return [self._one(dict(zip(_OWN, own, strict=True)), b) for b, own in enumerate(self.own)]
-
-    def _one(self, own: dict[str, Any], b: int) -> Scores:
-        values, errors, *rest = (array[b] for array in self.arrays)
-        made = {"values": values, "errors": errors, "centres": Derivatives(*rest[:3]), "rows": Variation(*rest[3:5])}
-        moments = Expected(*rest[5:]) if rest[5:] else None
-        return dataclasses.replace(self.first, **own, **made, moments=moments)
+        shared = {field.name: getattr(self.first, field.name) for field in dataclasses.fields(Scores)}
+        made = []
+        for b, own in enumerate(self.own):
+            values, errors, *rest = (array[b] for array in self.arrays)
+            differs = dict(zip(_OWN, own, strict=True)) | {
+                "values": values,
+                "errors": errors,
+                "centres": Derivatives(*rest[:3]),
+                "rows": Variation(*rest[3:5]),
+                "moments": Expected(*rest[5:]) if rest[5:] else None,
+            }
+            made.append(Scores(**shared | differs))
+        return made
 
 
 def stacked(scores: list[Scores]) -> StackedScores | list[Scores]:
