@@ -85,15 +85,24 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     return Answered(
         proposal=proposal,
         scores=tuple(given),
-        log_p=np.sum([*(one.values for one in given), *values], axis=0),
-        doubt=np.sqrt(np.sum([one.errors**2 for one in given], axis=0)),
+        log_p=_sum([*(one.values for one in given), *values]),
+        doubt=np.sqrt(_sum(one.errors**2 for one in given)),
         centres=Derivatives(*_summed([*(one.centres for one in given), *(centres for centres, _ in prior)])),
         moments=None if any(one is None for one in whole) else Expected(*_summed(whole)),
     )
 
 
 def _summed(groups: Sequence[Any]) -> list[np.ndarray]:
-    return [np.sum(parts, axis=0) for parts in zip(*groups, strict=True)]
+    return [_sum(parts) for parts in zip(*groups, strict=True)]
+
+
+def _sum(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """The sum of many arrays, one after the other, without a copy of all."""
+    first, *others = arrays
+    total = np.array(first)
+    for one in others:
+        total += one
+    return total
 
 
 def _own_answer(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C R d"]) -> tuple[Derivatives, Expected]:
