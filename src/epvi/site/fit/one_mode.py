@@ -3,8 +3,8 @@
 Takes the subposteriors of B shards and starts; gives for each shard where its search ended, and whether it has one mode
 as far as the search shows: a few climbs all went there through concave regions only, or, where the density is not
 concave everywhere (scales, dispersions), those of all starts that end at a mode end at the same one. Of many shards,
-rows are pooled first and climbed from all starts; then each shard is climbed from the mode of the pool and from some of
-the starts, in turn.
+rows are pooled first and climbed from all starts; then each shard is climbed from the mode of the pool and, unless its
+density is concave everywhere (`concavity.py`), from some of the starts, in turn.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.fit.concavity import is_concave
 from epvi.site.fit.modes import SAME_MODE
 from epvi.site.fit.newton import Climbed, Enough, Newton, Tolerances, climb, newton_steps
 
@@ -86,6 +87,16 @@ class OneModeSearch:
             for whole, part in zip((*made.found, *made[1:]), (*more.found, *more[1:]), strict=True):
                 whole[rest] = part
         return made
+
+    def of_pool(self, own: Int[np.ndarray, " b"]) -> Float[np.ndarray, " d"] | None:
+        """The mode of rows of many shards, if each of these has one mode only: where all densities are concave."""
+        if len(own) < _MANY or self.subposteriors.programs.target.bundle > 1:
+            return None
+        way = _Way(self.few, _DISTANT, 1.0, _SAME_PEAK, anywhere=False)
+        pooled = dataclasses.replace(self, subposteriors=_pooled(self.subposteriors, own))
+        pool = pooled._from(np.zeros(1, int), self.starts[None, : self.few], way)
+        mode = pool.found.points[0]
+        return mode if pool.fine[0] and is_concave(pooled.subposteriors, mode, self.starts) else None
 
     def _searched(self, own: Int[np.ndarray, " b"], way: _Way) -> Searched:
         starts = self.starts[: way.num_starts]
