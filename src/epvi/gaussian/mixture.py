@@ -113,17 +113,9 @@ class GaussianMixture(eqx.Module):
         return cls.from_covariances(draws, np.broadcast_to(kernel, (len(draws), *kernel.shape)))
 
     @classmethod
-    def each(
-        cls,
-        log_weights: Float[np.ndarray, "B K"],
-        means: Float[np.ndarray, "B K d"],
-        roots: Float[np.ndarray, "B K *packed"],
-        structure: Structure,
-    ) -> list["GaussianMixture"]:
-        """B mixtures from their parameters in three arrays, in a fraction of the time of B constructors."""
-        if not len(means):
-            return []
-        form = jax.tree.structure(cls(log_weights[0], means[0], roots[0], structure))
+    def each(cls, log_weights: AnyArray, means: AnyArray, roots: AnyArray, of: Structure) -> list["GaussianMixture"]:
+        """Mixtures from parameters with a leading axis, in a fraction of the time that their constructors take."""
+        form = jax.tree.structure(cls(log_weights[0], means[0], roots[0], of))
         return [form.unflatten(one) for one in zip(log_weights, means, roots, strict=True)]
 
     @property

@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from epvi.engines.local import Pool, size_of, workers
 from epvi.ground.atomic import owner
 from epvi.ground.log import logger
-from epvi.ground.printable import shown
+from epvi.run.account import log_account, log_loss, log_places
 from epvi.run.batches import batch_of
 from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
@@ -107,8 +107,7 @@ class RunningShards:
                     irregular.add(part.shard)
                     continue
                 fits[fit.shard] = fit
-                if logger.isEnabledFor(logging.INFO):
-                    logger.info("%s", fit.account)
+                log_account(logging.INFO, fit)
                 if self.work is not None:
                     self.work.keep(fit)
             # Shards that cannot be fitted together with others are fitted alone.
@@ -137,8 +136,7 @@ class RunningShards:
                 return [(part,) for part in group]
             for answer in [] if isinstance(made, NoRows) else unstacked(made):
                 answers[answer.shard] = answer
-                if logger.isEnabledFor(logging.DEBUG):
-                    logger.debug("%s", answer.account)
+                log_account(logging.DEBUG, answer)
             return []
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
@@ -234,7 +232,7 @@ class RunningShards:
                 failed[group[0].shard] = error
                 return
             if died:
-                _log_loss(work, group, error)
+                log_loss(work, group, error)
             try:
                 for some in [(part,) for part in group] if lost else [group]:
                     begin(some)
@@ -275,7 +273,7 @@ def shards_of(
     share = Fraction(1, m)
     parts = [Part(i, m, label, share) for i, label in enumerate(split.labels, start=1)]
     done = _already(work, job.plan, columns, parts, split)
-    _log_places(split, job.plan.bundle, executor)
+    log_places(split, job.plan.bundle, executor)
     if isinstance(executor, Executor):
         needed = [part for part in parts if job.keeps or part.shard not in done]
         held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
@@ -300,23 +298,6 @@ def shards_of(
         yield RunningShards(
             pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work, split.sizes
         )
-
-
-def _log_places(split: Split, bundle: int, executor: Executor | int | None) -> None:
-    where = type(executor).__name__ if isinstance(executor, Executor) else f"{size_of(executor)} workers of epvi's own"
-    rows, least, most = int(np.sum(split.sizes)), int(np.min(split.sizes)), split.largest
-    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    what = "rows" if bundle == 1 else "bundles of groups"
-    logger.info("%s %s in %d shards of %s each, on %s", f"{rows:,}", what, split.num_shards, f"{each} {what}", where)
-
-
-def _log_loss(work: Work, group: Group, error: Exception) -> None:
-    name, more = shown(group[0].label), len(group) - 1
-    if more:
-        text = "shard %s and %d more lost their worker while they were %s, and are run again: %s"
-        logger.warning(text, name, more, work.done, error)
-    else:
-        logger.warning("shard %s lost its worker while it was %s, and is run again: %s", name, work.done, error)
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:

@@ -38,7 +38,7 @@ class StackedFits:
     def each(self) -> list[ShardFit | None]:
         """The fit of each shard of the batch, or None."""
         *mixture, values, errors = self.arrays
-        mixtures = GaussianMixture.each(*mixture, structure=self.first.mixture.structure)
+        mixtures = GaussianMixture.each(*mixture, of=self.first.mixture.structure)
         shared = {field.name: getattr(self.first, field.name) for field in dataclasses.fields(ShardFit)}
         made: list[ShardFit | None] = [None] * self.count
         for b, (place, (own, rows)) in enumerate(zip(self.places, self.own, strict=True)):

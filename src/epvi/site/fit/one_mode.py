@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.concavity import is_concave
 from epvi.site.fit.modes import SAME_MODE
@@ -21,6 +22,9 @@ from epvi.site.fit.newton import Climbed, Enough, Newton, Tolerances, climb, new
 # Most Newton steps from a start: a shard that needs more is fitted alone. Judgement: a log-concave density takes about
 # ten, and others often take twice as many.
 _MOST_STEPS = 30
+# Most Newton steps on more rows from the mode of fewer: a shard that needs more is fitted alone. Judgement: a
+# log-concave density takes about four.
+MORE_STEPS = 15
 # Ends of climbs through concave regions only are the same mode if they are closer than this, in standard deviations.
 # Judgement: a concave function has one maximum, about which climbs differ where it is flat: for the coefficient of a
 # rare category on a subsample that has one row of it.
@@ -198,3 +202,19 @@ def climbed(
         return made
 
     return climb(evaluate, starts, precision, max_steps, enough)
+
+
+def last_step(sub: Subposteriors, owner: np.ndarray, ended: Climbed, precision: Tolerances) -> Climbed:
+    """Take the last step without a pass: the rows' part by its Taylor expansion, the prior's part exactly."""
+    prior = sub.prior_alone(ended.points, owner)
+    rows = Taylors(ended.points, ended.value - prior[0], ended.gradient - prior[1], ended.hessian - prior[2])
+
+    def expanded(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
+        more = sub.prior_alone(theta, owner)
+        slope = rows.gradient + np.einsum("bij,bj->bi", rows.hessian, theta - rows.centre)
+        return rows.at(theta[:, None])[:, 0] + more[0], slope + more[1], rows.hessian + more[2]
+
+    last, known = climb(expanded, ended.points, precision, MORE_STEPS), ended.converged
+    return Climbed(
+        *(np.where(np.reshape(known, (-1,) + (1,) * (a.ndim - 1)), a, b) for a, b in zip(last, ended, strict=True))
+    )

@@ -33,13 +33,10 @@ from epvi.site.fit.ladder import (
 )
 from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.monte_carlo import RatioEstimates, base_draws
-from epvi.site.fit.newton import Climbed, Tolerances, climb, newton_steps
-from epvi.site.fit.one_mode import OneModeSearch, climbed
+from epvi.site.fit.newton import Climbed, Tolerances, newton_steps
+from epvi.site.fit.one_mode import MORE_STEPS, OneModeSearch, climbed, last_step
 
 _LOG_2PI = float(np.log(2 * np.pi))
-# Most Newton steps on more rows from the mode of fewer: a shard that needs more is fitted alone. Judgement: a
-# log-concave density takes about four.
-_MORE_STEPS = 15
 # A parameter of which the prior's share has at least this part of the curvature is bounded by the prior. Judgement.
 _BY_PRIOR = 0.05
 # From this many parameters on, and if a Hessian of a shard takes more than this many products, modes are searched for
@@ -157,7 +154,7 @@ class RegularShards:
         own = np.flatnonzero(ends.good[shards] & np.any(told[0] > _BY_PRIOR * told[1], axis=1))
         if len(own):
             alike = dataclasses.replace(thinned, weights=np.ones(len(shards)))
-            found = climbed(alike, own, ends.at.centre[shards[own]], loose, _MORE_STEPS)
+            found = climbed(alike, own, ends.at.centre[shards[own]], loose, MORE_STEPS)
             fine = found.converged & found.concave
             ends.at.centre[shards[own[fine]]] = found.points[fine]
 
@@ -218,7 +215,7 @@ class RegularShards:
                 np.ones(1, bool),
                 np.ones(1, bool),
             )
-            last = _last_step(sub, np.array([m]), at, self.precision)
+            last = last_step(sub, np.array([m]), at, self.precision)
             _put(ends, np.array([m]), last, last.converged & last.concave)
 
     def _search(
@@ -234,9 +231,9 @@ class RegularShards:
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
     ) -> None:
         """Climb from the modes of fewer rows."""
-        found = climbed(sub, own, ends.at.centre[shards], precision, _MORE_STEPS)
+        found = climbed(sub, own, ends.at.centre[shards], precision, MORE_STEPS)
         if precision.trusting:
-            found = _last_step(sub, own, found, precision._replace(trusting=False))
+            found = last_step(sub, own, found, precision._replace(trusting=False))
         _put(ends, shards, found, found.converged & positive_definite(-found.hessian))
 
     def _at_modes(self, shards: np.ndarray, at: Taylors, rngs: list[np.random.Generator]) -> list[LocalFit | None]:
@@ -339,19 +336,3 @@ def _put(ends: Ends, shards: np.ndarray, found: Climbed, good: np.ndarray) -> No
     ends.at.centre[shards], ends.at.value[shards] = found.points, found.value
     ends.at.gradient[shards], ends.at.hessian[shards] = found.gradient, found.hessian
     ends.good[shards] &= good & np.isfinite(found.value)
-
-
-def _last_step(sub: Subposteriors, owner: np.ndarray, ended: Climbed, precision: Tolerances) -> Climbed:
-    """Take the last step without a pass: the rows' part by its Taylor expansion, the prior's part exactly."""
-    prior = sub.prior_alone(ended.points, owner)
-    rows = Taylors(ended.points, ended.value - prior[0], ended.gradient - prior[1], ended.hessian - prior[2])
-
-    def expanded(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
-        more = sub.prior_alone(theta, owner)
-        slope = rows.gradient + np.einsum("bij,bj->bi", rows.hessian, theta - rows.centre)
-        return rows.at(theta[:, None])[:, 0] + more[0], slope + more[1], rows.hessian + more[2]
-
-    last, known = climb(expanded, ended.points, precision, _MORE_STEPS), ended.converged
-    return Climbed(
-        *(np.where(np.reshape(known, (-1,) + (1,) * (a.ndim - 1)), a, b) for a, b in zip(last, ended, strict=True))
-    )
