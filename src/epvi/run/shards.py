@@ -141,7 +141,8 @@ class RunningShards:
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
             share = sum(float(self.sizes[part.shard - 1]) for part in group) / float(np.sum(self.sizes))
-            question = Question(draws, scoring, share, () if self._all_mapped else tuple(self.earlier))
+            asked = dataclasses.replace(draws, shares=tuple(group))
+            question = Question(asked, scoring, share, () if self._all_mapped else tuple(self.earlier))
             if len(group) > 1:
                 return answer_batch, self.job, group, rows, question
             return answer_shard, self.job, group[0], None if rows is None else rows[0], question

@@ -75,6 +75,7 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     for fit in posterior.fits:
         if not fit.is_stand_in:
             _check_one(fit, by_shard[fit.shard], proposal, known)
+    _check_echoes(given, proposal.theta[-1])
     stand_ins = [fit for fit in posterior.fits if fit.is_stand_in]
     points = mapped(proposal.modes, base_of(given[0].asked, posterior.space.dim))
     prior = [_own_answer(fit, proposal, points) for fit in stand_ins]
@@ -171,7 +172,13 @@ def _check_one(fit: ShardFit, one: Scores, proposal: Proposal, known: Known) -> 
         if form_of(matrix).whole != asked_whole:
             asked = "whole Hessians" if asked_whole else "diagonals of Hessians"
             raise EpviError(f"{one.called} has not answered with {asked}, as asked: have it score the draws again.")
-    if np.any(np.abs(one.echo - theta[-1]) > _SAME * (1 + np.abs(theta[-1]))):
+
+
+def _check_echoes(given: list[Scores], last: Float[np.ndarray, " d"]) -> None:
+    """Refuse scores of draws that are not the same at the site."""
+    other = np.any(np.abs(np.stack([one.echo for one in given]) - last) > _SAME * (1 + np.abs(last)), axis=1)
+    if np.any(other):
+        one = given[int(np.argmax(other))]
         raise EpviError(
             f"{one.called} was given draws that another version of epvi made: make them again, and score them."
         )
