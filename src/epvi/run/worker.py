@@ -27,11 +27,12 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.answers import Asking
-from epvi.site.tasks.effects import LevelMoments, effects_given
+from epvi.site.tasks.effects import effects_given
 from epvi.site.tasks.fit_shard import FitPlan, fit_columns, fit_regular
 from epvi.site.tasks.score import answer_columns
 from epvi.site.tasks.score_together import answer_together
 from epvi.wire.answer import Scores
+from epvi.wire.effect_answer import LevelMoments
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 from epvi.wire.stacked_answers import StackedScores, stacked
@@ -184,6 +185,7 @@ def effects_of(
     rows: Sequence[MappedRows | HeldRows] | None,
     phi: Float[np.ndarray, "S p"],
     empty: Int[np.ndarray, " n"],
+    among: Float[np.ndarray, "K p"],
 ) -> LevelMoments | NoRows:
     """Moments of the group effects of several shards given each φ; with `rows=None`, from rows that were kept."""
     rows = _kept(job, parts, rows)
@@ -191,7 +193,7 @@ def effects_of(
         return NoRows()
     columns, _ = _joined(rows)
     with _at_work(job, "the group effects"):
-        return effects_given(programs_of(model_of(job.model), columns).target, columns, phi, empty)
+        return effects_given(programs_of(model_of(job.model), columns).target, columns, phi, empty, among)
 
 
 # Token of the call for which this process worked last.

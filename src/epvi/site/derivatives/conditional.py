@@ -25,7 +25,7 @@ _POINTS_AT_ONCE = 64
 
 
 class Conditional(NamedTuple):
-    """Moments of the effects of L groups given φ near φ₀, linear in φ.
+    """Moments of the effects of L groups given φ near φ₀, the first two linear in φ.
 
     The covariance is C Cᵀ with C lower triangular; `root` has the rows of C one after the other, with the logarithms of
     its diagonal.
@@ -33,6 +33,8 @@ class Conditional(NamedTuple):
 
     mean: Float[np.ndarray, "L s"]
     root: Float[np.ndarray, "L t"]
+    # Skewness and excess kurtosis of C⁻¹(z − mean), by coordinate.
+    shape: Float[np.ndarray, "L s 2"]
     mean_slope: Float[np.ndarray, "L s p"]
     root_slope: Float[np.ndarray, "L t p"]
 
@@ -48,10 +50,17 @@ def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray,
     return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
 
 
-def conditional_values(
-    target: Target, columns: Columns, phi: Float[np.ndarray, "S p"]
-) -> tuple[Float[np.ndarray, "S L s"], Float[np.ndarray, "S L t"]]:
-    """Mean and root of the effects of all groups of all bundles given each φ, also of absent groups."""
+class Values(NamedTuple):
+    """Moments of the effects of L groups given each of S points φ, and the log integrals over them."""
+
+    mean: Float[np.ndarray, "S L s"]
+    root: Float[np.ndarray, "S L t"]
+    shape: Float[np.ndarray, "S L s 2"]
+    log_integral: Float[np.ndarray, "S L"]
+
+
+def conditional_values(target: Target, columns: Columns, phi: Float[np.ndarray, "S p"]) -> Values:
+    """The moments of the effects of all groups of all bundles given each φ, also of absent groups."""
     assert target.conditional_values is not None
     width, pieces = columns[LEVELS].shape[1], []
     # The last points are repeated, so that all calls have the same shape.
@@ -64,8 +73,7 @@ def conditional_values(
             ]
             parts = [np.concatenate(part)[: len(phi)] for part in zip(*found, strict=True)]
             pieces.append([part[:, known * width :] for part in parts])
-    mean, root = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
-    return mean, root
+    return Values(*(np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True)))
 
 
 def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Columns:
@@ -73,7 +81,9 @@ def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> 
     if target.conditional is None:
         return columns
     found = conditional_moments(target, columns, phi)
-    parts = [np.broadcast_to(phi, (len(found.mean), len(phi))), *(part.reshape(len(part), -1) for part in found)]
+    # In the order in which `Marginal` reads them.
+    known = found.mean, found.root, found.mean_slope, found.root_slope
+    parts = [np.broadcast_to(phi, (len(found.mean), len(phi))), *(part.reshape(len(part), -1) for part in known)]
     flat = np.concatenate(parts, axis=1).reshape(*columns[LEVELS].shape, -1)
     floats = {column.dtype for column in columns.values() if column.dtype.kind == "f"}
     pilot = flat.astype(np.float32) if floats == {np.dtype(np.float32)} else flat
