@@ -217,12 +217,12 @@ class RunningShards:
         Gives the errors by shard. A task whose worker process died is retried on another worker, with the same result.
         When the task of several shards fails, or has lost a second worker, each of them is run alone.
         """
-        pending: dict[Future, Group] = {}
-        failed: dict[int, Exception] = {}
+        pending, failed = dict[Future, Group](), dict[int, Exception]()
         deaths: Counter[tuple[int, int]] = Counter()
+        numbers = {group[0].shard: number for number, group in enumerate(groups)}
 
         def begin(group: Group) -> None:
-            pending[submit(self.executor, *task(group))] = group
+            pending[submit(self.executor, numbers.get(first := group[0].shard, first), *task(group))] = group
 
         def again(group: Group, error: Exception) -> None:
             died, key = isinstance(error, BrokenExecutor), (group[0].shard, len(group))
