@@ -190,7 +190,8 @@ class _Search(NamedTuple):
     steps: Any
     z: Any
     value: Any
-    gradient: Any
+    # The Newton step from there.
+    step: Any
     curvature: Any
     # Part of a Newton step that is taken next, by group.
     part: Any
@@ -199,21 +200,18 @@ class _Search(NamedTuple):
 
 def _modes(joint: Joint, prior: Joint, start: Any) -> tuple[Any, Any]:
     """The mode of each group, and minus the Hessian there."""
-    z = start
-    for _ in range(_STEPS_OF_PRIOR):
-        _, gradient, hessian = expanded(prior, z)
-        z = z + _solved(_cholesky(-hessian), gradient)
 
-    def state(steps: Any, z: Any, found: Any, part: Any) -> _Search:
-        value, gradient, hessian = found
-        step = _solved(_cholesky(-hessian), gradient)
-        arrived = jnp.abs(jnp.sum(gradient * step, axis=1)) < _NEAR**2
-        return _Search(steps, z, value, gradient, -hessian, part, arrived)
+    def towards_prior(_: Any, z: Any) -> Any:
+        _, gradient, hessian = expanded(prior, z)
+        return z + _solved(_cholesky(-hessian), gradient)
 
     def go(old: _Search) -> _Search:
-        step = _solved(_cholesky(old.curvature), old.gradient)
-        z = old.z + old.part[:, None] * step
-        new = state(old.steps + 1, z, expanded(joint, z), jnp.minimum(old.part * _SHORTER, 1.0))
+        z = old.z + old.part[:, None] * old.step
+        value, gradient, hessian = expanded(joint, z)
+        step = _solved(_cholesky(-hessian), gradient)
+        arrived = jnp.abs(jnp.sum(gradient * step, axis=1)) < _NEAR**2
+        part = jnp.minimum(old.part * _SHORTER, 1.0)
+        new = _Search(old.steps + 1, z, value, step, -hessian, part, arrived)
         # The last comparison is False for NaN.
         better = new.value >= old.value - _NEAR**2
         shorter = old._replace(steps=new.steps, part=old.part / _SHORTER)
@@ -221,8 +219,19 @@ def _modes(joint: Joint, prior: Joint, start: Any) -> tuple[Any, Any]:
         kept = jax.tree.map(lambda a, b: jnp.where(_like(old.arrived, a), a, b), old, chosen)
         return kept._replace(steps=new.steps)
 
-    first = state(jnp.zeros((), jnp.int32), z, expanded(joint, z), jnp.ones(z.shape[0], z.dtype))
-    end = jax.lax.while_loop(lambda now: (now.steps < _MOST_STEPS) & ~jnp.all(now.arrived), go, first)
+    # Loops, and a first step of 0 from a value below any other, so that each density is compiled once.
+    z = jax.lax.fori_loop(0, _STEPS_OF_PRIOR, towards_prior, start)
+    groups, s = z.shape
+    first = _Search(
+        jnp.zeros((), jnp.int32),
+        z,
+        jnp.full(groups, -jnp.inf, z.dtype),
+        jnp.zeros_like(z),
+        jnp.zeros((groups, s, s), z.dtype),
+        jnp.ones(groups, z.dtype),
+        jnp.zeros(groups, bool),
+    )
+    end = jax.lax.while_loop(lambda now: (now.steps <= _MOST_STEPS) & ~jnp.all(now.arrived), go, first)
     return end.z, end.curvature
 
 
