@@ -5,6 +5,7 @@ conditional distribution of each group's effects from the nodes of the integral 
 derivatives in φ. Near φ₀ these also tell where the nodes of the integrals have to be.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ from epvi.site.rows.columns import Columns
 
 # Most rows of a block, of which the derivatives of all nodes are in memory. Judgement.
 _ROWS_AT_ONCE = 2**14
+# Fewest bundles of a block, of which some may be there only for its shape. Judgement: compiling takes seconds.
+_FEWEST_BUNDLES = 16
 # Points φ for which a compiled program computes moments at a time. Judgement.
 _POINTS_AT_ONCE = 64
 
@@ -42,11 +45,11 @@ class Conditional(NamedTuple):
 def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Conditional:
     """The moments of the effects of all groups of all bundles given φ near the given point, also of absent groups."""
     assert target.conditional is not None
-    width, pieces = columns[LEVELS].shape[1], []
+    pieces = []
     with jax.enable_x64(True), promotion_allowed():
-        for block, known in _blocks(columns):
+        for block, own in _blocks(columns):
             slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
-            pieces.append([np.asarray(part)[known * width :] for part in (*values, *slopes)])
+            pieces.append([np.asarray(part)[own] for part in (*values, *slopes)])
     return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
 
 
@@ -62,17 +65,17 @@ class Values(NamedTuple):
 def conditional_values(target: Target, columns: Columns, phi: Float[np.ndarray, "S p"]) -> Values:
     """The moments of the effects of all groups of all bundles given each φ, also of absent groups."""
     assert target.conditional_values is not None
-    width, pieces = columns[LEVELS].shape[1], []
+    pieces = []
     # The last points are repeated, so that all calls have the same shape.
     padded = np.concatenate([phi, np.repeat(phi[-1:], -len(phi) % _POINTS_AT_ONCE, axis=0)])
     with jax.enable_x64(True), promotion_allowed():
-        for block, known in _blocks(columns):
+        for block, own in _blocks(columns):
             found = [
                 target.conditional_values(jnp.asarray(some, jnp.float64), block)
                 for some in padded.reshape(-1, _POINTS_AT_ONCE, phi.shape[1])
             ]
             parts = [np.concatenate(part)[: len(phi)] for part in zip(*found, strict=True)]
-            pieces.append([part[:, known * width :] for part in parts])
+            pieces.append([part[:, own] for part in parts])
     return Values(*(np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True)))
 
 
@@ -90,16 +93,31 @@ def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> 
     return dict(sorted({**columns, PILOT: pilot}.items()))
 
 
-def _blocks(columns: Columns) -> Iterator[tuple[Columns, int]]:
-    """Blocks of bundles, each with the number of its first bundles that were in the block before.
+def _blocks(columns: Columns) -> Iterator[tuple[Columns, slice]]:
+    """Blocks of bundles of one shape, each with the groups in it that count.
 
-    The last one overlaps with the one before, so that all have the same shape.
+    The last one overlaps with the one before; a single one is filled with its last bundle, so that few programs serve
+    all numbers of bundles.
     """
-    number = len(columns[LEVELS])
-    size = min(max(_ROWS_AT_ONCE // columns[LOCAL].shape[1], 1), number)
+    number, width = columns[LEVELS].shape
+    size = min(max(_ROWS_AT_ONCE // columns[LOCAL].shape[1], 1), few_sizes(number))
+    if number < size:
+        yield taken(columns, np.minimum(np.arange(size), number - 1)), slice(0, number * width)
+        return
     for start in range(0, number, size):
         first = min(start, number - size)
-        yield {name: column[first : first + size] for name, column in columns.items()}, start - first
+        block = {name: column[first : first + size] for name, column in columns.items()}
+        yield block, slice((start - first) * width, size * width)
+
+
+def few_sizes(number: int) -> int:
+    """The next power of two, or more if that is very small."""
+    return max(2 ** math.ceil(math.log2(number)), _FEWEST_BUNDLES)
+
+
+def taken(columns: Columns, chosen: Int[np.ndarray, " n"]) -> Columns:
+    """Some of the bundles."""
+    return {name: column[chosen] for name, column in columns.items()}
 
 
 def with_levels(columns: Columns, levels: Int[np.ndarray, " n"]) -> Columns:

@@ -11,7 +11,15 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from epvi.ground.float64 import promotion_allowed
-from epvi.site.derivatives.conditional import Conditional, Values, conditional_moments, conditional_values, with_levels
+from epvi.site.derivatives.conditional import (
+    Conditional,
+    Values,
+    conditional_moments,
+    conditional_values,
+    few_sizes,
+    taken,
+    with_levels,
+)
 from epvi.site.derivatives.effect_audit import standardised
 from epvi.site.derivatives.integral import wide_scores
 from epvi.site.model.target import Target
@@ -39,7 +47,7 @@ def effects_given(
     there = levels >= 0
     if len(phi) > 1:
         values = conditional_values(target, columns, phi)
-        audited = _audited(target, columns, among, _taken(values, _places(phi, among)), exact=True)
+        audited = _audited(target, columns, among, _some(values, _places(phi, among)), exact=True)
         mean, root, shape = (part[:, there] for part in values[:3])
         return LevelMoments(levels[there], mean, root, shape, None, audited)
     found = conditional_moments(target, columns, phi[0])
@@ -53,7 +61,7 @@ def _places(phi: np.ndarray, among: np.ndarray) -> np.ndarray:
     return np.array([int(np.argmin(np.sum((phi - one) ** 2, axis=1))) for one in among])
 
 
-def _taken(values: Values, chosen: np.ndarray) -> Values:
+def _some(values: Values, chosen: np.ndarray) -> Values:
     return Values(*(part[chosen] for part in values))
 
 
@@ -72,12 +80,14 @@ def _audited(target: Target, columns: Columns, phi: np.ndarray, values: Values, 
     nodes = len(wide_scores(s)) ** s
     count = min(max(_ROWS_TO_AUDIT // (nodes * len(phi) * size), 1), number)
     chosen = np.unique(np.linspace(0, number - 1, count).astype(int))
-    places = (chosen[:, None] * width + np.arange(width)).ravel()
+    # Filled with the last one, so that few programs serve all numbers of bundles.
+    filled = chosen[np.minimum(np.arange(few_sizes(len(chosen))), len(chosen) - 1)]
+    places = (filled[:, None] * width + np.arange(width)).ravel()
     mean, root, shape, known = (part[:, places] for part in values)
-    block = {name: column[chosen] for name, column in columns.items()}
+    block = taken(columns, filled)
     with jax.enable_x64(True), promotion_allowed():
         given = (jnp.asarray(one, jnp.float64) for one in (phi, mean, root, standardised(shape)))
         found = [np.asarray(part) for part in target.audit(*given, block)]
-    there = columns[LEVELS].ravel()[places] >= 0
+    there = (columns[LEVELS].ravel()[places] >= 0) & (np.arange(len(places)) < len(chosen) * width)
     off = known - found[0] if exact else np.zeros_like(known)
     return Audited(*(part[:, there] for part in (off, *found[1:])))
