@@ -15,7 +15,7 @@ import cloudpickle
 import numpy as np
 from jaxtyping import Float, Int
 
-from epvi.ground.compiled import let_go
+from epvi.ground.compiled import MOST, let_go
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
 from epvi.run.row_files import MappedRows
@@ -196,18 +196,22 @@ def effects_of(
         return effects_given(programs_of(model_of(job.model), columns).target, columns, phi, empty, among)
 
 
-# Token of the call for which this process worked last.
-_last_token = ""
+# Token of the call for which this process worked last, and its model.
+_last_token, _last_model = "", b""
+# Programs that may be held when a call has the model of the last one, whose programs it needs again. Judgement: twice
+# as many as usual, since most fits of a model have 20 to 60.
+_MOST_OF_ONE_MODEL = 2 * MOST
 
 
 @contextlib.contextmanager
 def _at_work(job: Job, what: str) -> Iterator[None]:
     """The context of a shard's task; compiled functions of earlier calls are freed when a new call begins."""
-    global _last_token
+    global _last_token, _last_model
     if job.token != _last_token:
-        _last_token = job.token
+        most = _MOST_OF_ONE_MODEL if job.model == _last_model else None
+        _last_token, _last_model = job.token, job.model
         # Only epvi's own workers count passes in a file, and in their processes nobody else uses JAX.
-        let_go(own_process=job.passes is not None)
+        let_go(own_process=job.passes is not None, most=most)
     try:
         with at_work(what):
             yield

@@ -225,10 +225,12 @@ class Marginal:
     def _for_moments(self, phi: Any, groups: Groups) -> tuple[Nodes, Any, Any]:
         """Nodes and the joint density there, for moments; and the log integrals by the nodes of the integral."""
         joint, nodes = self.at(phi, groups)
-        logs = joint_at(joint, nodes)
-        log_integral = jax.nn.logsumexp(logs, axis=0)
         if groups.many:
-            return nodes, logs, log_integral
+            logs = joint_at(joint, nodes)
+            return nodes, logs, jax.nn.logsumexp(logs, axis=0)
+        # Where the even nodes are is a constant for derivatives.
+        logs = joint_at(self.joint(jax.lax.stop_gradient(phi), groups)[0], nodes)
+        log_integral = jax.nn.logsumexp(logs, axis=0)
         nodes = even_nodes(*moments(jax.nn.softmax(logs, axis=0), nodes.z))
         return nodes, joint_at(joint, nodes), log_integral
 
