@@ -187,6 +187,7 @@ def test_what_is_written_is_read():
         lambda record, arrays: arrays.pop("effects/supports"),
         lambda record, arrays: arrays.update({"effects/shape": arrays["effects/shape"][..., :1]}),
         lambda record, arrays: arrays.update({"effects/weights": np.full(1, 0.5)}),
+        lambda record, arrays: arrays.update({"effects/mean": np.zeros((0, 2**44, 1))}),
     ],
 )
 def test_lies_are_refused(lie):
