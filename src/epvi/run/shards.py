@@ -44,9 +44,9 @@ from epvi.run.worker import (
 )
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
-from epvi.site.tasks.effects import LevelMoments
 from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.answer import Scores
+from epvi.wire.effect_answer import LevelMoments
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 from epvi.wire.stacked_answers import StackedScores, unstacked
@@ -151,8 +151,10 @@ class RunningShards:
         self.earlier += list(draws.centres)
         return [answers[shard] for shard in sorted(answers)]
 
-    def effects(self, phi: Float[np.ndarray, "S p"], empty: Int[np.ndarray, " n"]) -> list[LevelMoments]:
-        """Moments of the integrated group effects given each φ: those of groups, and of levels without rows."""
+    def effects(
+        self, phi: Float[np.ndarray, "S p"], empty: Int[np.ndarray, " n"], among: Float[np.ndarray, "K p"]
+    ) -> list[LevelMoments]:
+        """Moments of the integrated group effects given each φ, also of levels without rows; audited at `among`."""
         answers: dict[int, LevelMoments | None] = {}
 
         def keep(group: Group, made: LevelMoments | NoRows) -> list[Group]:
@@ -161,7 +163,7 @@ class RunningShards:
             return []
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
-            return effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0]
+            return effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0], among
 
         self._asked(Work.EFFECTS, task, keep, answers)
         return [made for _, made in sorted(answers.items()) if made is not None]
@@ -218,12 +220,12 @@ class RunningShards:
         Gives the errors by shard. A task whose worker process died is retried on another worker, with the same result.
         When the task of several shards fails, or has lost a second worker, each of them is run alone.
         """
-        pending: dict[Future, Group] = {}
-        failed: dict[int, Exception] = {}
+        pending, failed = dict[Future, Group](), dict[int, Exception]()
         deaths: Counter[tuple[int, int]] = Counter()
+        numbers = {group[0].shard: number for number, group in enumerate(groups)}
 
         def begin(group: Group) -> None:
-            pending[submit(self.executor, *task(group))] = group
+            pending[submit(self.executor, numbers.get(first := group[0].shard, first), *task(group))] = group
 
         def again(group: Group, error: Exception) -> None:
             died, key = isinstance(error, BrokenExecutor), (group[0].shard, len(group))

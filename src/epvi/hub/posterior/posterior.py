@@ -30,9 +30,10 @@ from epvi.hub.posterior.supports import resampled
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.effects import EffectErrors
 from epvi.hub.trust.importance import moved
 from epvi.hub.trust.propose import digest_of, draws_of, usual_base
-from epvi.hub.trust.reasons import Verdict
+from epvi.hub.trust.reasons import Verdict, told
 from epvi.parameters.space import Space
 from epvi.wire import envelope
 from epvi.wire.request import NUM_DRAWS, Asked, Draws
@@ -141,10 +142,13 @@ class Posterior:
         """The same posterior with a certificate, whose importance weights correct its summary and draws."""
         return dataclasses.replace(self, certificate=certificate)
 
-    def with_effects(self, space: Space, effects: Effects) -> "Posterior":
-        """The posterior of all parameters `space`, from this one of all but some group effects."""
+    def with_effects(self, space: Space, effects: Effects, errors: EffectErrors) -> "Posterior":
+        """The posterior of all parameters `space`, from this one of all but some group effects with these errors."""
         found = self.certificate
-        found = None if found is None else dataclasses.replace(found, text=found.text + effects.said)
+        if found is not None and errors.faults:
+            faults = (*found.faults, *errors.faults)
+            found = dataclasses.replace(found, verdict=Verdict.NOT, text=told(faults), faults=faults)
+        found = None if found is None else dataclasses.replace(found, text=found.text + effects.said(errors))
         return dataclasses.replace(self, space=space, effects=effects, certificate=found)
 
     def update(self, *fits: ShardFit, accept_unconverged: bool = False) -> "Posterior":

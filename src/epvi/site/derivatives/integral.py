@@ -24,6 +24,14 @@ _NODES, _FEWER_NODES = {1: 9, 2: 7, 3: 5}, {1: 5, 2: 4, 3: 3}
 # Nodes about known moments where groups have many rows: these integrals serve for what Taylor expansions of the same
 # integrals leave over, and errors that both have cancel. Judgement.
 _FEWEST_NODES = {1: 3, 2: 3, 3: 3}
+# Nodes for the moments of skewed effects, by the number of effects: how many sds they reach, and how many there are for
+# each. Skewness and kurtosis are those of tails, which the nodes of the integral do not reach. Judgement: with them the
+# mean and sd of a gamma variable of shape 1 follow from its logarithm within 1 %, from 9 nodes of the integral within
+# 11 %.
+_EVEN = {1: (7.0, 24), 2: (4.5, 10), 3: (4.0, 8)}
+# Nodes that judge the others, by the number of effects: how many sds they reach, and how many there are. Judgement: the
+# trapezoidal rule with a spacing of one sd has a relative error of 1e-8 for a Gaussian.
+_WIDE = {1: (8.0, 40), 2: (6.5, 16), 3: (6.0, 12)}
 # Most Newton steps for the modes, and the gradient, in units of the group's own sd, at which a group has arrived. The
 # nodes need not be centred exactly: a tenth of an sd changes the integral by less than its own error. Judgement.
 _MOST_STEPS, _NEAR = 40, 0.05
@@ -55,7 +63,7 @@ def nodes_of(joint: Joint, prior: Joint, start: Any, many: bool = False) -> Node
     root = _cholesky(curvature)
     x, log_w = _hermite(s, (_FEWER_NODES if many else _NODES)[s])
     # Cᵀ = (root)⁻¹, so that C x solves rootᵀ y = x.
-    away = jnp.stack([_solve_upper(root, jnp.broadcast_to(one, start.shape)) for one in np.sqrt(2.0) * x])
+    away = _solve_upper(root, jnp.broadcast_to(np.sqrt(2.0) * x[:, None], (len(x), *start.shape)))
     log_volume = 0.5 * s * np.log(2.0) - sum(jnp.log(root[i][i]) for i in range(s))
     made = Nodes(mode + away, log_w[:, None] + log_volume)
     return jax.tree.map(jax.lax.stop_gradient, made)
@@ -65,11 +73,9 @@ def nodes_about(mean: Any, root: Any, many: bool = False) -> Nodes:
     """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t)."""
     s = mean.shape[1]
     x, log_w = _hermite(s, (_FEWEST_NODES if many else _NODES)[s])
-    entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(s))}
-    entries = {(i, j): jnp.exp(c) if i == j else c for (i, j), c in entries.items()}
-    away = [[sum(one[j] * entries[i, j] for j in range(i + 1)) for i in range(s)] for one in np.sqrt(2.0) * x]
+    entries = root_entries(root, s)
     log_volume = 0.5 * s * np.log(2.0) + sum(jnp.log(entries[i, i]) for i in range(s))
-    made = Nodes(mean + jnp.stack([jnp.stack(one, axis=1) for one in away]), log_w[:, None] + log_volume)
+    made = Nodes(mean + _spread(entries, np.sqrt(2.0) * x), log_w[:, None] + log_volume)
     return jax.tree.map(jax.lax.stop_gradient, made)
 
 
@@ -89,6 +95,56 @@ def moments(weights: Any, z: Any) -> tuple[Any, Any]:
             root[i, j] = jnp.sqrt(rest) if i == j else rest / root[j, j]
     entries = [jnp.log(root[i, j]) if i == j else root[i, j] for i, j in _triangle(z.shape[-1])]
     return mean, jnp.stack(entries, axis=1)
+
+
+def shapes(weights: Any, z: Any, mean: Any, root: Any) -> Any:
+    """Skewness and excess kurtosis of C⁻¹(z − mean) by coordinate, (L, s, 2), with C as `moments` gives it."""
+    entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(z.shape[-1]))}
+    white: list[Any] = []
+    for i in range(z.shape[-1]):
+        rest = z[..., i] - mean[:, i] - sum(entries[i, j] * white[j] for j in range(i))
+        white.append(rest * jnp.exp(-entries[i, i]))
+    y = jnp.stack(white, axis=-1)
+    third, fourth = (jnp.sum(weights[..., None] * y**power, axis=0) for power in (3, 4))
+    return jnp.stack([third, fourth - 3], axis=-1)
+
+
+def wide_nodes(mean: Any, root: Any) -> Nodes:
+    """Many equidistant nodes about given means, far into the tails, to judge the others by."""
+    return _equidistant(mean, root, wide_scores(mean.shape[1]))
+
+
+def even_nodes(mean: Any, root: Any) -> Nodes:
+    """Equidistant nodes about given means, for the moments of skewed effects; constants for JAX's derivatives."""
+    bound, count = _EVEN[mean.shape[1]]
+    return jax.tree.map(jax.lax.stop_gradient, _equidistant(mean, root, np.linspace(-bound, bound, count)))
+
+
+def _equidistant(mean: Any, root: Any, scores: np.ndarray) -> Nodes:
+    """The nodes of the trapezoidal rule."""
+    s = mean.shape[1]
+    y = np.array(list(itertools.product(scores, repeat=s)))
+    entries = root_entries(root, s)
+    log_volume = s * np.log(scores[1] - scores[0]) + sum(jnp.log(entries[i, i]) for i in range(s))
+    return Nodes(mean + _spread(entries, y), jnp.broadcast_to(log_volume, (len(y), len(mean))))
+
+
+def wide_scores(s: int) -> np.ndarray:
+    """The coordinates of wide nodes, in sds from the mean."""
+    bound, count = _WIDE[s]
+    return np.linspace(-bound, bound, count)
+
+
+def root_entries(root: Any, s: int) -> dict[tuple[int, int], Any]:
+    """C by row and column, (L,) each, from what `moments` gives."""
+    entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(s))}
+    return {(i, j): jnp.exp(c) if i == j else c for (i, j), c in entries.items()}
+
+
+def _spread(entries: dict[tuple[int, int], Any], x: np.ndarray) -> Any:
+    """C x of each of Q points (Q, s) and each group, (Q, L, s)."""
+    away = [sum(x[:, j, None] * entries[i, j] for j in range(i + 1)) for i in range(x.shape[1])]
+    return jnp.stack(away, axis=-1)
 
 
 def _triangle(s: int) -> list[tuple[int, int]]:
@@ -134,7 +190,8 @@ class _Search(NamedTuple):
     steps: Any
     z: Any
     value: Any
-    gradient: Any
+    # The Newton step from there.
+    step: Any
     curvature: Any
     # Part of a Newton step that is taken next, by group.
     part: Any
@@ -143,21 +200,18 @@ class _Search(NamedTuple):
 
 def _modes(joint: Joint, prior: Joint, start: Any) -> tuple[Any, Any]:
     """The mode of each group, and minus the Hessian there."""
-    z = start
-    for _ in range(_STEPS_OF_PRIOR):
-        _, gradient, hessian = expanded(prior, z)
-        z = z + _solved(_cholesky(-hessian), gradient)
 
-    def state(steps: Any, z: Any, found: Any, part: Any) -> _Search:
-        value, gradient, hessian = found
-        step = _solved(_cholesky(-hessian), gradient)
-        arrived = jnp.abs(jnp.sum(gradient * step, axis=1)) < _NEAR**2
-        return _Search(steps, z, value, gradient, -hessian, part, arrived)
+    def towards_prior(_: Any, z: Any) -> Any:
+        _, gradient, hessian = expanded(prior, z)
+        return z + _solved(_cholesky(-hessian), gradient)
 
     def go(old: _Search) -> _Search:
-        step = _solved(_cholesky(old.curvature), old.gradient)
-        z = old.z + old.part[:, None] * step
-        new = state(old.steps + 1, z, expanded(joint, z), jnp.minimum(old.part * _SHORTER, 1.0))
+        z = old.z + old.part[:, None] * old.step
+        value, gradient, hessian = expanded(joint, z)
+        step = _solved(_cholesky(-hessian), gradient)
+        arrived = jnp.abs(jnp.sum(gradient * step, axis=1)) < _NEAR**2
+        part = jnp.minimum(old.part * _SHORTER, 1.0)
+        new = _Search(old.steps + 1, z, value, step, -hessian, part, arrived)
         # The last comparison is False for NaN.
         better = new.value >= old.value - _NEAR**2
         shorter = old._replace(steps=new.steps, part=old.part / _SHORTER)
@@ -165,8 +219,19 @@ def _modes(joint: Joint, prior: Joint, start: Any) -> tuple[Any, Any]:
         kept = jax.tree.map(lambda a, b: jnp.where(_like(old.arrived, a), a, b), old, chosen)
         return kept._replace(steps=new.steps)
 
-    first = state(jnp.zeros((), jnp.int32), z, expanded(joint, z), jnp.ones(z.shape[0], z.dtype))
-    end = jax.lax.while_loop(lambda now: (now.steps < _MOST_STEPS) & ~jnp.all(now.arrived), go, first)
+    # Loops, and a first step of 0 from a value below any other, so that each density is compiled once.
+    z = jax.lax.fori_loop(0, _STEPS_OF_PRIOR, towards_prior, start)
+    groups, s = z.shape
+    first = _Search(
+        jnp.zeros((), jnp.int32),
+        z,
+        jnp.full(groups, -jnp.inf, z.dtype),
+        jnp.zeros_like(z),
+        jnp.zeros((groups, s, s), z.dtype),
+        jnp.ones(groups, z.dtype),
+        jnp.zeros(groups, bool),
+    )
+    end = jax.lax.while_loop(lambda now: (now.steps <= _MOST_STEPS) & ~jnp.all(now.arrived), go, first)
     return end.z, end.curvature
 
 
@@ -190,12 +255,12 @@ def _cholesky(matrices: Any) -> list[list[Any]]:
 
 
 def _solve_upper(root: list[list[Any]], right: Any) -> Any:
-    """The solution of rootᵀ y = right, (L, s)."""
+    """The solution of rootᵀ y = right, (..., L, s)."""
     s = right.shape[-1]
     made: list[Any] = [None] * s
     for i in reversed(range(s)):
-        made[i] = (right[:, i] - sum(root[k][i] * made[k] for k in range(i + 1, s))) / root[i][i]
-    return jnp.stack(made, axis=1)
+        made[i] = (right[..., i] - sum(root[k][i] * made[k] for k in range(i + 1, s))) / root[i][i]
+    return jnp.stack(made, axis=-1)
 
 
 def _solved(root: list[list[Any]], right: Any) -> Any:

@@ -11,6 +11,7 @@ lies in one shard; the prior of φ, which shards share, is that of the target.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +22,19 @@ import numpy as np
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.group_effects import GroupEffects
 from epvi.site.derivatives.by_level import LevelProgram, Places, trace_by_level
+from epvi.site.derivatives.effect_audit import audit_of
 from epvi.site.derivatives.groups import Groups, own
-from epvi.site.derivatives.integral import Joint, Nodes, joint_at, log_integrals, moments, nodes_about, nodes_of
+from epvi.site.derivatives.integral import (
+    Joint,
+    Nodes,
+    even_nodes,
+    joint_at,
+    log_integrals,
+    moments,
+    nodes_about,
+    nodes_of,
+    shapes,
+)
 from epvi.site.derivatives.through_marginal import LinkedMarginal, linked_marginal
 from epvi.site.model.model import Model
 from epvi.site.model.target import Block, Target
@@ -88,6 +100,7 @@ class Marginal:
             counted=COUNT,
             conditional=self.conditional,
             conditional_values=self.conditional_values,
+            audit=self.audit,
             links=self.links,
         )
 
@@ -123,21 +136,24 @@ class Marginal:
 
     def at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
         """The joint density of each group and its effects, and the nodes over these."""
-        levels = groups.of_rows(groups.levels)
-
-        def prior(phi: Any, z: Any) -> Any:
-            return self.prior_of_effects(phi.astype(float), z, groups.levels)
-
-        def joint(phi: Any, z: Any) -> Any:
-            rows = self.of_rows(phi, groups.of_rows(z.astype(phi.dtype)), levels, groups.rows)
-            return groups.summed(rows) + prior(phi, z)
-
         fixed = jax.lax.stop_gradient(phi)
         if groups.pilot is not None:
-            return functools.partial(joint, phi), self._foreseen(fixed.astype(float), groups)
+            return self.joint(phi, groups)[0], self._foreseen(fixed.astype(float), groups)
         start = jnp.zeros((groups.num_groups, self.places.per_level))
-        nodes = nodes_of(functools.partial(joint, fixed), functools.partial(prior, fixed), start, groups.many)
-        return functools.partial(joint, phi), nodes
+        return self.joint(phi, groups)[0], nodes_of(*self.joint(fixed, groups), start, groups.many)
+
+    def joint(self, phi: Any, groups: Groups) -> tuple[Joint, Joint]:
+        """The joint density of each group and its effects, and its part that is the effects' prior."""
+        levels = groups.of_rows(groups.levels)
+
+        def prior(z: Any) -> Any:
+            return self.prior_of_effects(phi.astype(float), z, groups.levels)
+
+        def joint(z: Any) -> Any:
+            rows = self.of_rows(phi, groups.of_rows(z.astype(phi.dtype)), levels, groups.rows)
+            return groups.summed(rows) + prior(z)
+
+        return joint, prior
 
     def prior_of_effects(self, phi: Any, z: Any, levels: Any) -> Any:
         """Log p(z | φ) of effects (L, s) of some levels, (L,)."""
@@ -162,11 +178,14 @@ class Marginal:
 
     @functools.cached_property
     def conditional(self) -> Any:
-        """The function of φ and a block that gives slopes and values of the moments of the groups' effects given φ."""
+        """The function of φ and a block that gives moments of the groups' effects given φ, and slopes of the first two.
+
+        Slopes of mean and root, and values of mean, root and shape.
+        """
 
         def plain(phi: Any, block: Block) -> tuple[Any, Any]:
             made = self._moments(phi, Groups(block))
-            return made, made
+            return made[:2], made[:3]
 
         def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
             with promotion_allowed():
@@ -174,31 +193,51 @@ class Marginal:
                 if linked is None:
                     return jax.jacfwd(plain, has_aux=True)(phi, block)
                 groups = Groups(block)
-                joint, nodes = self.at(phi, groups)
-                weights = jax.nn.softmax(joint_at(joint, nodes), axis=0)
+                nodes, logs = self._for_moments(phi, groups)[:2]
+                weights = jax.nn.softmax(logs, axis=0)
                 away = linked.gradients(phi, groups, nodes)
                 moved = weights[..., None] * (away - jnp.einsum("ql,qlp->lp", weights, away))
                 values, along = jax.linearize(lambda weights: moments(weights, nodes.z), weights)
-                return jax.vmap(along, -1, -1)(moved), values
+                return jax.vmap(along, -1, -1)(moved), (*values, shapes(weights, nodes.z, *values))
 
         return jax.jit(conditional)
 
     @functools.cached_property
     def conditional_values(self) -> Any:
-        """The function of several φ (S, p) and a block that gives these moments at each, without slopes."""
+        """The function of several φ (S, p) and a block that gives these moments at each, and the log integrals."""
 
-        def values(phi: Any, block: Block) -> tuple[Any, Any]:
+        def values(phi: Any, block: Block) -> tuple[Any, ...]:
             with promotion_allowed():
                 groups = Groups(block)
-                at_once = max(_ROWS_AT_ONCE // groups.num_rows, 1)
-                return jax.lax.map(lambda one: self._moments(one, groups), phi, batch_size=min(at_once, phi.shape[0]))
+                # A divisor of the number of points: the rest would be a second program.
+                at_once = math.gcd(2 ** int(math.log2(max(_ROWS_AT_ONCE // groups.num_rows, 1))), phi.shape[0])
+                return jax.lax.map(lambda one: self._moments(one, groups), phi, batch_size=at_once)
 
         return jax.jit(values)
 
-    def _moments(self, phi: Any, groups: Groups) -> tuple[Any, Any]:
-        """Mean and root of the covariance of the groups' effects given φ."""
+    def _moments(self, phi: Any, groups: Groups) -> tuple[Any, Any, Any, Any]:
+        """Mean, root of the covariance and shape of the groups' effects given φ, and the log integrals."""
+        nodes, logs, log_integral = self._for_moments(phi, groups)
+        weights = jax.nn.softmax(logs, axis=0)
+        mean, root = moments(weights, nodes.z)
+        return mean, root, shapes(weights, nodes.z, mean, root), log_integral
+
+    def _for_moments(self, phi: Any, groups: Groups) -> tuple[Nodes, Any, Any]:
+        """Nodes and the joint density there, for moments; and the log integrals by the nodes of the integral."""
         joint, nodes = self.at(phi, groups)
-        return moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
+        if groups.many:
+            logs = joint_at(joint, nodes)
+            return nodes, logs, jax.nn.logsumexp(logs, axis=0)
+        # Where the even nodes are is a constant for derivatives.
+        logs = joint_at(self.joint(jax.lax.stop_gradient(phi), groups)[0], nodes)
+        log_integral = jax.nn.logsumexp(logs, axis=0)
+        nodes = even_nodes(*moments(jax.nn.softmax(logs, axis=0), nodes.z))
+        return nodes, joint_at(joint, nodes), log_integral
+
+    @functools.cached_property
+    def audit(self) -> Any:
+        """The function that judges approximate conditional distributions of effects: see `effect_audit.py`."""
+        return audit_of(self)
 
     def _foreseen(self, phi: Any, groups: Groups) -> Nodes:
         """The nodes from moments that are known near φ, without a search for the modes."""
