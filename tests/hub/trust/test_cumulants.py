@@ -152,8 +152,8 @@ def test_only_parameters_that_clearly_differ_count():
     found.shift[9] = 1.4
     assert found.unlike(0.1) == 2
     found.change[11] = 0.3
-    nothing = np.zeros(1000)
-    told = Response(nothing, nothing, np.where(np.arange(1000) == 11, 0.4, 0.0), nothing, nothing)
+    none, nothing = np.zeros((3, 1000)), np.zeros(1000)
+    told = Response(none, none, np.where(np.arange(1000) == 11, 0.4, 0.0), nothing, nothing)
     assert found.unlike(0.1) == 3
     assert found.less(told).unlike(0.1) == 2
 

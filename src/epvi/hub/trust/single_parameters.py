@@ -64,10 +64,10 @@ def by_single_parameters(posterior: Approximation, answered: Answered, weights: 
     if wrong:
         fault = Fault(Reason.UNEVEN_WEIGHTS, f"{many}, and {wrong}")
         return Judgement(Verdict.NOT, told((fault,)), (fault,), False)
-    one, largest = 2 * float(np.max(response.shift_error)), float(np.max(response.factors)) - 1
+    largest = float(np.max(response.factors)) - 1
     text = (
-        f"{Verdict.MARGINALS}: {many}; by gradients at draws, means are off by at most {response.typical_shift():.3f}"
-        f" sds (root mean square; each is known to ±{one:.2f} sds or better), and sds, which are corrected by up to"
+        f"{Verdict.MARGINALS}: {many}; by gradients at draws, means are off by about {response.typical_shift():.3f}"
+        f" sds or less (root mean square; the worst by {response.largest_shift():.2f} sds), and sds, corrected by up to"
         f" {largest:.1%}, are known to {response.known:.1%}. What depends on many parameters at once is not certified."
     )
     return Judgement(Verdict.MARGINALS, text, (), False, response.factors)

@@ -143,8 +143,9 @@ def _mean_derivatives(each: Subposteriors, points: Float[np.ndarray, "R d"], at_
     count, values, slopes, bends = each.num_shards, [], 0.0, 0.0
     rows = averages(each, points, Order.FULL)
     if rows is not None:
-        prior = each.whole_prior(points)
-        means = prior[0], np.mean(prior[1], axis=0), np.mean(prior[2], axis=0)
+        parts = [each.whole_prior(points[i : i + at_once]) for i in range(0, len(points), at_once)]
+        sums = [sum(np.sum(part[order], axis=0) for part in parts) for order in (1, 2)]
+        means = np.concatenate([part[0] for part in parts]), *(total / len(points) for total in sums)
         return tuple(part + np.multiply.outer(each.shares, own) for part, own in zip(rows, means, strict=True))
     for i in range(0, len(points), at_once):
         some = points[i : i + at_once]
