@@ -3,7 +3,8 @@
 Run: python benchmarks/low_rank.py [--quick] [--seed 0]
 
 The curvature of a logistic regression with ten rows per parameter is approximated by its principal factors (iterated,
-on the scale of a unit diagonal) plus a diagonal. A cell has the smallest and the largest ratio of an sd to the exact one.
+on the scale of a unit diagonal) plus a diagonal. A cell has the smallest and the largest ratio of an sd to the exact
+one.
 """
 
 import argparse
