@@ -90,7 +90,7 @@ def some_draws(num_base=4):
     return dataclasses.replace(made, asked=asked, base=made.base[:num_base])
 
 
-def some_scores(moments=True, exact=False, dense=True, d=3):
+def some_scores(moments=True, exact=False, dense=True, d=3, slopes=False):
     rng = np.random.default_rng(5)
     shape = (2, d, d) if dense else (2, d)
     bends = rng.normal(size=(2, *shape))
@@ -99,7 +99,7 @@ def some_scores(moments=True, exact=False, dense=True, d=3):
     values = rng.normal(size=NUM_DRAWS)
     values[7] = -np.inf
     return Scores(
-        asked=Asked("f" * 32, NUM_DRAWS, 4 if moments else 0, (0, 3)),
+        asked=Asked("f" * 32, NUM_DRAWS, 4 if moments else 0, (0, 3), slopes),
         shard=2,
         num_shards=3,
         label="2 of 3 (Zürich)",
@@ -116,6 +116,7 @@ def some_scores(moments=True, exact=False, dense=True, d=3):
         proper=True,
         passes=9,
         seconds=0.25,
+        slopes=rng.normal(size=(4, d)) if slopes else None,
     )
 
 
@@ -242,6 +243,21 @@ def test_draws_and_scores_come_back_as_they_were(tmp_path):
         assert found.called == f"{path} (shard 2 of 3 (Zürich))"
 
 
+def test_gradients_at_base_draws_and_factors_of_sds_come_back(tmp_path):
+    scores = some_scores(slopes=True)
+    found = epvi.load(scores.save(tmp_path / "scores.epvi"))
+    np.testing.assert_array_equal(found.slopes, scores.slopes)
+    assert found.asked.slopes
+    assert found.num_numbers == some_scores().num_numbers + scores.slopes.size
+    without = epvi.load(dataclasses.replace(scores, slopes=None).save(tmp_path / "without.epvi"))
+    assert without.slopes is None
+    posterior = some_posterior()
+    scales = np.linspace(1.0, 1.1, posterior.space.dim)
+    posterior = posterior.with_certificate(some_certificate(posterior, scales=scales))
+    again = epvi.load(posterior.save(tmp_path / "posterior.epvi"))
+    np.testing.assert_array_equal(again.certificate.scales, scales)
+
+
 def test_scores_of_one_parameter_come_back(tmp_path):
     scores = some_scores(d=1)
     found = epvi.load(scores.save(tmp_path / "scores.epvi"))
@@ -286,6 +302,8 @@ WRONG_POSTERIOR = {
     "weights that are no numbers": (array("certificate/weights", NAN), "weights is not finite"),
     "weights of more": (array("certificate/weights", 1.001 * EVEN), "weights are not weights that sum to 1"),
     "weights below nothing": (array("certificate/own", np.r_[2.0, -1.0, np.zeros(62)]), "own are not weights"),
+    "scales of nothing": (array("certificate/scales", np.zeros(6)), "certificate/scales are not positive"),
+    "too few scales": (array("certificate/scales", np.ones(5)), "certificate/scales does not have the shape"),
     "too few weights": (array("certificate/own", np.ones(1)), "own does not have the shape"),
     "endless rounds": (entry("step", "rounds", value=10**9), "rounds is not a whole number"),
     "no step size": (entry("step", "rate", value=0), "rate is not a step size"),
@@ -306,6 +324,7 @@ WRONG_DRAWS = {
     "other draws than it says": (entry("asked", "num_draws", value=65), "theta are not points .* as many as it says"),
     "no draws": (entry("asked", "num_draws", value=0), "num_draws is not a whole number from 1"),
     "odd base draws": (entry("asked", "num_base", value=3), "num_base is not an even number"),
+    "gradients in words": (entry("asked", "slopes", value="yes"), "slopes is neither true nor false"),
     "no seed": (entry("asked", "key", value=[-1, 0]), "key is not a seed"),
     "a long digest": (entry("asked", "posterior", value="f" * 100), "posterior is not a printable text"),
     "no centres": (array("centres", np.zeros((0, 6))), "centres and its Gaussians are not from 1 to 256"),

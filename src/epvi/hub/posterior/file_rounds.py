@@ -86,7 +86,8 @@ def certificate_arrays(certificate: Certificate | None, prefix: str) -> dict[str
     """A certificate's arrays by name."""
     if certificate is None:
         return {}
-    return {prefix + name: getattr(certificate, name) for name in _DRAWS}
+    scales = {} if certificate.scales is None else {prefix + "scales": certificate.scales}
+    return {prefix + name: getattr(certificate, name) for name in _DRAWS} | scales
 
 
 def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, num_answers: int) -> Certificate:
@@ -122,6 +123,7 @@ def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, n
         weights=_weights(content, f"{prefix}weights", len(theta)),
         own=_weights(content, f"{prefix}own", len(theta)),
         faults=record.list("reasons", _fault, _MOST_REASONS) if _there(record, "reasons") else (),
+        scales=_scales(content, f"{prefix}scales", dim),
     )
 
 
@@ -238,6 +240,16 @@ def _chance(value: Any, what: str) -> float:
     if not 0 <= chance <= 1:
         raise Malformed(f"its {what} has something that is not a chance from 0 to 1")
     return chance
+
+
+def _scales(content: Envelope, name: str, dim: int) -> np.ndarray | None:
+    """Factors of sds; None in files of earlier versions, and where there are none."""
+    if name not in content.arrays:
+        return None
+    found = read_array(content, name, (dim,))
+    if np.any(found <= 0):
+        raise Malformed(f"its {name} are not positive")
+    return found
 
 
 def _weights(content: Envelope, name: str, count: int) -> np.ndarray:

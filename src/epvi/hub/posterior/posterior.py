@@ -32,11 +32,12 @@ from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.effects import EffectErrors
 from epvi.hub.trust.importance import moved
-from epvi.hub.trust.propose import digest_of, draws_of, usual_base
+from epvi.hub.trust.propose import asked_of, usual_base
 from epvi.hub.trust.reasons import Verdict, told
+from epvi.hub.trust.single_parameters import may_be_alone
 from epvi.parameters.space import Space
 from epvi.wire import envelope
-from epvi.wire.request import NUM_DRAWS, Asked, Draws
+from epvi.wire.request import NUM_DRAWS, Draws
 from epvi.wire.shard_fit import ShardFit, fit_arrays
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ class Posterior:
         """Draws for the sites to score (`epvi.score`); with `moments` the scores also serve `epvi.refine`."""
         at_least("num_draws", num_draws, 64)
         self._refuse_effects("ask for scores by hand")
-        key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
-        return draws_of(self, Asked(digest_of(self), num_draws, usual_base(self.space.dim) if moments else 0, key))
+        slopes = moments and may_be_alone(self.mixture)
+        return asked_of(self, num_draws, usual_base(self.space.dim) if moments else 0, slopes=slopes, seed=seed)
 
     def with_certificate(self, certificate: Certificate) -> "Posterior":
         """The same posterior with a certificate, whose importance weights correct its summary and draws."""
@@ -189,8 +190,9 @@ class Posterior:
         """Draws of unconstrained θ, from the mixture or, if the certificate corrects it, by importance resampling.
 
         Draws of a mixture that is trusted as it is are moved and scaled by the little by which the weights change means
-        and sds. Resampling repeats the scored draws in proportion to their weights: there are at most `num_draws`
-        different ones. So it is, too, where group effects are known at some draws of the other parameters.
+        and sds; where only single parameters can be certified, they are scaled by `certificate.scales`. Resampling
+        repeats the scored draws in proportion to their weights: there are at most `num_draws` different ones. So it is,
+        too, where group effects are known at some draws of the other parameters.
         """
         at_least("num_samples", num_samples, 1)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
@@ -206,6 +208,9 @@ class Posterior:
         if found is not None and (found.resamples or (found.corrects and adapted)):
             return found.theta[resampled(found.weights, num_samples, rng)]
         made = np.asarray(self.mixture.sample(num_samples, seed=seed))
+        if found is not None and found.scales is not None:
+            mean = np.asarray(self.mixture.mean())
+            return mean + found.scales * (made - mean)
         if found is None or found.verdict != Verdict.TRUST:
             return made
         mean, sd = np.asarray(self.mixture.mean()), np.asarray(self.mixture.sd())

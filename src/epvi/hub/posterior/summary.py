@@ -88,11 +88,13 @@ class _Sample(NamedTuple):
         mixture, found = posterior.mixture, posterior.certificate
         theta = draw(mixture, uniform_points(num_samples, mixture.dim + 1, key))
         weights = np.full(num_samples, 1 / num_samples)
-        w = v = np.zeros(0)
+        mean, sd, w, v = np.asarray(mixture.mean()), np.asarray(mixture.sd()), np.zeros(0), np.zeros(0)
+        if found is not None and found.scales is not None:
+            theta, sd = mean + found.scales * (theta - mean), found.scales * sd
         if found is not None and found.corrects:
             w, v = found.weights, found.own
             theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, w - v])
-        return cls(theta, weights, num_samples, np.asarray(mixture.mean()), np.asarray(mixture.sd()), w, v)
+        return cls(theta, weights, num_samples, mean, sd, w, v)
 
     def moments(self, values: Float[np.ndarray, "n k"], known: tuple | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Means and sds of quantities at the draws, of which those under the mixture may be known."""

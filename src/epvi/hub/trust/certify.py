@@ -48,6 +48,7 @@ class Certificate:
         weights: their normalised importance weights w ∝ p/g, smoothed by PSIS.
         own: their normalised weights v ∝ q/g if the posterior q were exact.
         faults: what is wrong, as reason codes (`reasons`) with a clause each.
+        scales: the factors by which sds of single parameters are corrected under "trust means and sds"; None otherwise.
     """
 
     verdict: Verdict
@@ -67,6 +68,7 @@ class Certificate:
     weights: Float[np.ndarray, " S"]
     own: Float[np.ndarray, " S"]
     faults: tuple[Fault, ...] = ()
+    scales: Float[np.ndarray, " d"] | None = None
 
     def __str__(self) -> str:
         evidence = "" if self.log_evidence is None else f"; log evidence {_told(self.log_evidence)}"
@@ -175,6 +177,7 @@ def certificate_of(
         weights=weights.corrected,
         own=weights.own,
         faults=judged.faults,
+        scales=judged.scales,
     )
 
 

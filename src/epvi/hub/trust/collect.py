@@ -41,6 +41,7 @@ class Answered:
         centres: log joint density, its gradient and Hessian at the centres.
         moments: expected log joint density, gradient and Hessian under the Gaussians; None when not all shards sent
             any.
+        slopes: gradients of the log joint density at the base draws of the first Gaussian; None when not all sent any.
     """
 
     proposal: Proposal
@@ -49,6 +50,7 @@ class Answered:
     doubt: Float[np.ndarray, " S"]
     centres: Derivatives
     moments: Expected | None
+    slopes: Float[np.ndarray, "R d"] | None = None
 
     @property
     def proper(self) -> bool:
@@ -83,6 +85,7 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     values = [log_density(fit.mixture, proposal.theta) + float(fit.elbo.value) for fit in stand_ins]
     moments = [one.moments for one in given]
     whole = [*moments, *(expected for _, expected in prior)] if points.shape[1] else [None]
+    slopes = [*(one.slopes for one in given), *(_own_slopes(fit, proposal, points) for fit in stand_ins)]
     return Answered(
         proposal=proposal,
         scores=tuple(given),
@@ -90,6 +93,7 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
         doubt=np.sqrt(_sum(one.errors**2 for one in given)),
         centres=Derivatives(*_summed([*(one.centres for one in given), *(centres for centres, _ in prior)])),
         moments=None if any(one is None for one in whole) else Expected(*_summed(whole)),
+        slopes=None if any(one is None for one in slopes) else np.sum(slopes, axis=0),
     )
 
 
@@ -119,6 +123,13 @@ def _own_answer(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C 
     at = log_density(fit.mixture, means) + constant
     # The gradient is linear and the base draws have mean zero: its average over them is its value at the mean.
     return Derivatives(at, gradient, hessian), Expected(values, gradient, hessian)
+
+
+def _own_slopes(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C R d"]) -> np.ndarray:
+    """The gradients of a stand-in's Gaussian at the base draws of the first Gaussian."""
+    structure = proposal.modes.structure
+    own = components_of(fit.mixture, structure)[0]
+    return -structure.packing.rows_times(points[0] - own.mean, own.precision)
 
 
 def _sorted(scores: Iterable[Scores]) -> list[Scores]:

@@ -11,12 +11,13 @@ import hashlib
 import math
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
-from epvi.ground.seeds import RequestStream, request_words
+from epvi.ground.seeds import RequestStream, Seed, as_key, request_words
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.modes import joined, one_per_mode, stray_modes
 from epvi.parameters.alignment import aligned
@@ -150,6 +151,12 @@ def draws_of(posterior: Approximation, asked: Asked) -> Draws:
         made_of=_without_rows(posterior.fits[0].made_of),
         shares=tuple(Part(fit.shard, fit.num_shards, fit.label, fit.prior) for fit in fits),
     )
+
+
+def asked_of(posterior: Approximation, num_draws: int, num_base: int, *, slopes: bool, seed: Seed) -> Draws:
+    """The request for so many draws, and base draws for moments, with gradients at each of these or without."""
+    key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
+    return draws_of(posterior, Asked(digest_of(posterior), num_draws, num_base, key, slopes))
 
 
 def base_of(asked: Asked, dim: int) -> Float[np.ndarray, "R d"]:

@@ -8,6 +8,9 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from epvi.ground.status import StatusCode
 
 
@@ -54,6 +57,24 @@ class Fault(NamedTuple):
 
     reason: Reason
     finding: str
+
+
+class Judgement(NamedTuple):
+    """A verdict with its reasons.
+
+    Attributes:
+        verdict: whether the posterior can be trusted.
+        text: the verdict in words, with reasons and remedies.
+        faults: what is wrong, as reason codes with a clause each.
+        corrects: whether the importance weights can correct summaries and draws.
+        scales: factors by which the sds of single parameters are to be corrected, where weights cannot; else None.
+    """
+
+    verdict: Verdict
+    text: str
+    faults: tuple[Fault, ...]
+    corrects: bool
+    scales: Float[np.ndarray, " d"] | None = None
 
 
 _REFINE = "refine it (refine=10, epvi refine)"
