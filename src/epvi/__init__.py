@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from epvi.hub.samples.result import CombinedDraws
     from epvi.hub.samples.semiparametric import Semiparametric
     from epvi.hub.samples.weierstrass import Weierstrass
+    from epvi.hub.trust.agreement import Accord, Agreement
     from epvi.hub.trust.certify import Certificate, certify
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
@@ -80,6 +81,7 @@ _ROOMS = {
     "epvi.hub.samples.result": ["CombinedDraws"],
     "epvi.hub.samples.semiparametric": ["Semiparametric"],
     "epvi.hub.samples.weierstrass": ["Weierstrass"],
+    "epvi.hub.trust.agreement": ["Accord", "Agreement"],
     "epvi.hub.trust.certify": ["Certificate", "certify"],
     "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.prediction": ["log_predictive", "predict"],
@@ -102,6 +104,8 @@ _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
     "NVI",
+    "Accord",
+    "Agreement",
     "Anchored",
     "Certificate",
     "Chain",

@@ -22,6 +22,7 @@ from epvi.hub.posterior.posterior import pack_posterior, unpack_posterior
 from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.step import Step
+from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.propose import Source
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
@@ -44,6 +45,10 @@ def some_posterior(structure=epvi.Full()):  # noqa: B008 (a frozen choice)
     return epvi.combine(fits)
 
 
+LABELS = tuple(some_fit(k=1, shard=m).label for m in (1, 2))
+SOME_AGREEMENT = Agreement(Accord.DISAGREE, "shard 2 disagrees.", LABELS, (1.0, 1e-5), LABELS[1:])
+
+
 def some_certificate(posterior, seed=0, **changes):
     rng = np.random.default_rng(seed)
     made = Certificate(
@@ -59,7 +64,7 @@ def some_certificate(posterior, seed=0, **changes):
         elbo=Estimate(np.asarray(-np.inf), np.asarray(np.inf)),
         log_evidence=Estimate(np.asarray(-100.25), np.asarray(0.1)),
         doubt=0.0,
-        conflict=(1.0, 1e-5),
+        agreement=SOME_AGREEMENT,
         theta=rng.normal(size=(NUM_DRAWS, posterior.space.dim)),
         weights=rng.dirichlet(np.ones(NUM_DRAWS)),
         own=rng.dirichlet(np.ones(NUM_DRAWS)),
@@ -221,6 +226,11 @@ def test_reasons_of_a_certificate_may_be_left_out_or_unknown(tmp_path):
 
     # As a version that knew none wrote it.
     assert reasons(lambda record, arrays: record["certificate"].pop("reasons")) == ()
+    # From a version with one verdict: the p-values say who disagrees.
+    path.write_bytes(changed(content, lambda record, arrays: record["certificate"].pop("agreement")))
+    earlier = epvi.load(path).certificate
+    assert (earlier.verdict, earlier.reasons) == ("do not trust", ("conflict",))
+    assert (earlier.agreement.verdict, earlier.agreement.flagged) == ("the shards disagree", LABELS[1:])
     later = [{"code": "full-moon", "finding": "it was full"}, {"code": "lost-mode", "finding": "it lacks one"}]
     assert reasons(entry("certificate", "reasons", value=later)) == (Reason.OTHER, Reason.LOST_MODE)
 
@@ -278,6 +288,17 @@ WRONG_POSTERIOR = {
     "no chance": (entry("certificate", "conflict", value=[0.5, 1.5]), "not a chance from 0 to 1"),
     "a chance too few": (entry("certificate", "conflict", value=[0.5]), "a chance for every shard that has rows"),
     "a chance too many": (entry("certificate", "conflict", value=[0.5] * 3), "list of at most 2"),
+    "an agreement of another kind": (
+        entry("certificate", "agreement", "verdict", value="maybe"),
+        "agreement is not one",
+    ),
+    "an agreement without words": (entry("certificate", "agreement", "text", value=""), "agreement has no text"),
+    "a shard beyond": (entry("certificate", "agreement", "flagged", value=[2]), "flags shards that it does not have"),
+    "part of a shard": (entry("certificate", "agreement", "flagged", value=[0.5]), "not a whole number"),
+    "flags in agreement": (
+        entry("certificate", "agreement", "verdict", value="the shards agree"),
+        "flags shards and says that they agree",
+    ),
     "no table": (entry("certificate", value=[1]), "certificate is not a table"),
     "no draws": (lacking("certificate/theta"), "certificate/theta are not points"),
     "other dimensions": (array("certificate/theta", np.zeros((NUM_DRAWS, 5))), "not points in 6 dimensions"),

@@ -24,6 +24,7 @@ from epvi.ground.verb import verb
 from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
+from epvi.hub.trust.certify import warn_of
 from epvi.run.failures import ShardError, kept_in
 from epvi.run.grouping import grouped
 from epvi.run.progress import ShardProgress
@@ -143,6 +144,7 @@ def _affordable_block(inference: Inference, programs: Programs, columns: Columns
 def _log_end(posterior: Posterior, seconds: float) -> None:
     if posterior.certificate is not None:
         logger.info("verdict: %s", posterior.certificate.text)
+        warn_of(posterior.certificate.agreement)
     logger.info("fitted %s in %.2f s", shown(posterior.stands_for), seconds)
 
 

@@ -9,11 +9,11 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
+from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.cumulants import Marginals, marginals_of
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.propose import Proposal, Source
 from epvi.hub.trust.reasons import Verdict
-from epvi.hub.trust.score_test import Agreement
 from epvi.hub.trust.stationarity import step_of
 from epvi.hub.trust.verdict import draws_that_tell, judge
 from epvi.wire.answer import Expected
@@ -37,6 +37,9 @@ def standard(d=D, structure=epvi.Full):
     return epvi.GaussianMixture.from_covariances(np.zeros((1, d)), covariances)
 
 
+AGREED = Agreement(Accord.UNTESTED, "not tested.", ("1",), (1.0,))
+
+
 def at_optimum(q):
     """Expectations under q where it has the highest ELBO: E ∇ log p = 0 and E ∇² log p = −Λ."""
     hessian = -np.linalg.inv(np.asarray(q.covariance()))
@@ -55,7 +58,7 @@ def judged(log_ratio, q=None, count=S, moments=True, skip=0):
         prior=Fraction(1), shard=1, num_shards=1, is_stand_in=False, stands_alone=True, made_of=made_of
     )
     posterior = SimpleNamespace(mixture=q, fits=[fit], space=epvi.Space(()))
-    made = judge(posterior, answered, weigh(proposal, log_p, q, posterior.space), Agreement((1.0,), []), False, True)
+    made = judge(posterior, answered, weigh(proposal, log_p, q, posterior.space), AGREED, False, True)
     return made, draws_that_tell(posterior, answered)
 
 

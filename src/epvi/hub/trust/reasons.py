@@ -34,7 +34,10 @@ _STATUS_CODES = {
 
 
 class Reason(enum.StrEnum):
-    """Why a posterior cannot be trusted; OTHER stands for a code of a later version, read from a file."""
+    """Why a posterior cannot be trusted; OTHER stands for a code of a later version, read from a file.
+
+    CONFLICT is only in files of earlier versions, in which shards that disagree made it "do not trust".
+    """
 
     PRIOR_SHARES = "prior-shares"
     MISSING_ROWS = "missing-rows"
@@ -77,9 +80,15 @@ _REMEDIES = {
 _REFINABLE = frozenset({Reason.LOST_MODE, Reason.UNEVEN_WEIGHTS})
 
 
-def told(faults: Sequence[Fault], instead_of_rounds: Sequence[str] = ()) -> str:
+def headed(verdict: Verdict, disagree: str) -> str:
+    """What a text begins with: the verdict and, if some shards do, the clause that they `disagree`."""
+    return f"{verdict}, {'and' if verdict == Verdict.NOT else 'but'} {disagree}" if disagree else f"{verdict}"
+
+
+def told(faults: Sequence[Fault], disagree: str = "", instead_of_rounds: Sequence[str] = ()) -> str:
     """The text of "do not trust"; `instead_of_rounds` are the remedies when no further round will help."""
-    return f"{Verdict.NOT}: {' Also: '.join(_sentence(fault, instead_of_rounds) for fault in faults)}"
+    sentences = " Also: ".join(_sentence(fault, instead_of_rounds) for fault in faults)
+    return f"{headed(Verdict.NOT, disagree)}: {sentences}"
 
 
 def _sentence(fault: Fault, instead_of_rounds: Sequence[str]) -> str:

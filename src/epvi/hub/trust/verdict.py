@@ -1,7 +1,8 @@
 """Decide whether a posterior can be trusted, from all diagnostics of a round, with the reasons.
 
-Takes summed scores, importance weights and the score test; gives a `Judgement`. No diagnostic decides alone: k̂ is large
-on good fits when a few draws lie far out, and the weights of draws from one mode look perfect when another was dropped.
+Takes summed scores and importance weights; gives a `Judgement`. No diagnostic decides alone: k̂ is large on good fits
+when a few draws lie far out, and the weights of draws from one mode look perfect when another was dropped. Whether the
+shards agree does not decide (`agreement.py`): the text says it beside the verdict.
 """
 
 from collections.abc import Sequence
@@ -12,12 +13,12 @@ from jaxtyping import Bool, Float
 
 from epvi.gaussian.structures import form_of
 from epvi.hub.agreement.compatibility import missing_shards, numbered
+from epvi.hub.trust.agreement import Agreement
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered
 from epvi.hub.trust.cumulants import marginals_of
 from epvi.hub.trust.importance import Weights
-from epvi.hub.trust.reasons import Fault, Reason, Verdict, told
-from epvi.hub.trust.score_test import Agreement
+from epvi.hub.trust.reasons import Fault, Reason, Verdict, headed, told
 from epvi.hub.trust.stationarity import step_of
 
 # All thresholds are judgement where nothing else is said; `python benchmarks/verdicts.py` counts the false alarms that
@@ -85,16 +86,15 @@ def judge(
         *_shares(posterior, accept_missing),
         *_labels(posterior),
         *([] if one_table else _same_rows(answered)),
-        *_conflicts(answered, agreed),
         *_lost_modes(answered, weights),
         *([uneven] if uneven else []),
         *_doubts(answered, weights),
         *_not_refined(posterior),
     )
     if uneven is not None and faults == (uneven,) and may_be_by_dimension(posterior, answered):
-        return _by_marginals(uneven, posterior, answered, weights)
+        return _by_marginals(uneven, posterior, answered, weights, agreed)
     if faults:
-        return Judgement(Verdict.NOT, told(faults), faults, uneven is None)
+        return Judgement(Verdict.NOT, told(faults, agreed.clause), faults, uneven is None)
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
     moved = (
         f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
@@ -102,8 +102,8 @@ def judge(
     )
     # Even weights show that the whole density is right, and not only its means and sds.
     if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
-        return Judgement(Verdict.TRUST, f"{Verdict.TRUST}: {moved}.", (), True)
-    text = f"{Verdict.CORRECTED}: {moved}; summaries and draws are corrected by them."
+        return Judgement(Verdict.TRUST, f"{headed(Verdict.TRUST, agreed.clause)}: {moved}.", (), True)
+    text = f"{headed(Verdict.CORRECTED, agreed.clause)}: {moved}; summaries and draws are corrected by them."
     return Judgement(Verdict.CORRECTED, text, (), True)
 
 
@@ -150,11 +150,13 @@ def draws_that_tell(posterior: Approximation, answered: Answered) -> int | None:
     return _rounded(needed * len(answered.log_p) / found.num_draws)
 
 
-def _by_marginals(uneven: Fault, posterior: Approximation, answered: Answered, weights: Weights) -> Judgement:
+def _by_marginals(
+    uneven: Fault, posterior: Approximation, answered: Answered, weights: Weights, agreed: Agreement
+) -> Judgement:
     """The verdict on means and sds of single parameters, where joint weights cannot judge."""
     faults, found = (uneven,), marginals_of(answered.proposal, answered.log_p, posterior.mixture)
     if found is None or max(abs(found.skewness), found.excess) > _NORMAL or found.unlike(MARGINALS_OFF):
-        return Judgement(Verdict.NOT, told(faults), faults, False)
+        return _not(faults, agreed)
     d, (shift, change) = len(found.shift), found.typical()
     if max(shift, change) > MARGINALS_OFF:
         needed = found.draws_for(MARGINALS_OFF)
@@ -164,8 +166,7 @@ def _by_marginals(uneven: Fault, posterior: Approximation, answered: Answered, w
         )
         all_draws = _rounded(needed * len(weights.corrected) / found.num_draws) if np.isfinite(needed) else 0
         remedy = f", which {all_draws:,} draws would tell better (num_draws)" if all_draws else ""
-        few = (Fault(Reason.UNEVEN_WEIGHTS, finding + remedy),)
-        return Judgement(Verdict.NOT, told(few), few, False)
+        return _not((Fault(Reason.UNEVEN_WEIGHTS, finding + remedy),), agreed)
     assert answered.moments is not None
     step = step_of(answered.proposal.modes, answered.moments)
     if max(step) > MARGINALS_OFF:
@@ -173,16 +174,20 @@ def _by_marginals(uneven: Fault, posterior: Approximation, answered: Answered, w
             f"joint weights cannot judge {d:,} parameters ({weights.ess:,.0f} effective draws), and expected gradients"
             f" and Hessians would move a mean by {step.shift:.2f} sds and an sd by {step.change:.0%}"
         )
-        moved = (Fault(Reason.UNEVEN_WEIGHTS, finding),)
-        return Judgement(Verdict.NOT, told(moved), moved, False)
+        return _not((Fault(Reason.UNEVEN_WEIGHTS, finding),), agreed)
     text = (
-        f"{Verdict.MARGINALS}: joint weights cannot judge {d:,} parameters ({weights.ess:,.0f} effective draws); by"
-        f" cumulants of the log ratios means are off by at most {shift:.2f} sds and sds by {change:.0%} (root mean"
-        f" squares; a single mean is known to ±{2 * float(np.median(found.shift_error)):.2f} sds), no parameter stands"
-        f" out, and expected gradients and Hessians move no mean by more than {step.shift:.2f} sds and no sd by more"
-        f" than {step.change:.0%}. What depends on many parameters at once is not certified."
+        f"{headed(Verdict.MARGINALS, agreed.clause)}: joint weights cannot judge {d:,} parameters"
+        f" ({weights.ess:,.0f} effective draws); by cumulants of the log ratios means are off by at most {shift:.2f}"
+        f" sds and sds by {change:.0%} (root mean squares; a single mean is known to"
+        f" ±{2 * float(np.median(found.shift_error)):.2f} sds), no parameter stands out, and expected gradients and"
+        f" Hessians move no mean by more than {step.shift:.2f} sds and no sd by more than {step.change:.0%}. What"
+        " depends on many parameters at once is not certified."
     )
     return Judgement(Verdict.MARGINALS, text, (), False)
+
+
+def _not(faults: tuple[Fault, ...], agreed: Agreement) -> Judgement:
+    return Judgement(Verdict.NOT, told(faults, agreed.clause), faults, False)
 
 
 def _rounded(count: float) -> int:
@@ -190,7 +195,7 @@ def _rounded(count: float) -> int:
     return 2 ** int(np.ceil(np.log2(count)))
 
 
-def when_refined(posterior: Approximation, faults: Sequence[Fault]) -> str:
+def when_refined(posterior: Approximation, faults: Sequence[Fault], disagree: str = "") -> str:
     """The text of "do not trust" after refinement has converged: the remedy is no longer to refine."""
     diagonal = not posterior.mixture.structure.hessians.whole
     lacks_mode = any(fault.reason is Reason.LOST_MODE for fault in faults)
@@ -202,7 +207,7 @@ def when_refined(posterior: Approximation, faults: Sequence[Fault]) -> str:
         "another parametrisation of the model",
         "MCMC",
     ]
-    return told(faults, remedies)
+    return told(faults, disagree, remedies)
 
 
 def _shares(posterior: Approximation, accept_missing: bool) -> list[Fault]:
@@ -263,15 +268,6 @@ def _first_alike(answers: Float[np.ndarray, "M n"], known: Bool[np.ndarray, " M"
         if np.any(alike):
             return a, a + 1 + int(np.argmax(alike))
     return None
-
-
-def _conflicts(answered: Answered, agreed: Agreement) -> list[Fault]:
-    if not agreed.flagged:
-        return []
-    worst = answered.scores[agreed.flagged[0]]
-    more = f" (and {len(agreed.flagged) - 1} more)" if len(agreed.flagged) > 1 else ""
-    finding = f"{worst.called}{more} is in conflict with the others (p = {agreed.p[agreed.flagged[0]]:.1g})"
-    return [Fault(Reason.CONFLICT, finding)]
 
 
 def _lost_modes(answered: Answered, weights: Weights) -> list[Fault]:
