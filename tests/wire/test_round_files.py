@@ -24,6 +24,7 @@ from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.step import Step
 from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.chains import Chains
 from epvi.hub.trust.propose import Source
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
@@ -199,6 +200,31 @@ def test_a_posterior_comes_back_with_its_certificate_and_its_step(tmp_path, stru
     np.testing.assert_array_equal(again.summary().mean, made.summary().mean)
     # Asked again, it asks the same.
     same(again.ask(NUM_DRAWS).asked, made.ask(NUM_DRAWS).asked)
+
+
+def test_draws_of_nuts_come_back(tmp_path):
+    made = some_posterior()
+    draws = np.random.default_rng(4).normal(size=(2, 30, made.space.dim))
+    certificate = some_certificate(made, verdict=Verdict.SAMPLED, chains=Chains(draws, 1, 500, 0.25))
+    made = dataclasses.replace(made, certificate=certificate)
+    again = epvi.load(made.save(tmp_path / "posterior.epvi"))
+    same(again.certificate, made.certificate)
+    np.testing.assert_array_equal(again.theta(7, seed=0), made.theta(7, seed=0))
+    np.testing.assert_allclose(
+        again.summary(of=lambda draws: {"all": made.space.unconstrain(draws)}).mean, np.mean(draws, (0, 1))
+    )
+    content = pack_posterior(made)
+    for change, message in (
+        (array("certificate/chains", draws[..., :-1]), "not draws of 6 parameters"),
+        (array("certificate/chains", draws[:, :2]), "at least 4 draws"),
+        (array("certificate/chains", np.full_like(draws, np.nan)), "is not finite"),
+        (entry("certificate", "chains", "divergences", value=-1), "divergences is not a whole number"),
+        (lacking("certificate/chains"), "has no array certificate/chains"),
+        (entry("certificate", "chains", value=None), "draws of NUTS, which it does not have"),
+    ):
+        path = tmp_path / "wrong.epvi"
+        path.write_bytes(changed(content, change))
+        refused(lambda path=path: epvi.load(path), message)
 
 
 def test_a_confirmed_step_and_a_posterior_without_rounds_come_back(tmp_path):

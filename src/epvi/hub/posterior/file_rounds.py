@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from epvi.gaussian.mixture import Estimate
+from epvi.hub.posterior.file_chains import chains_arrays, describe_chains, read_chains
 from epvi.hub.posterior.file_pool import describe_pool, pool_arrays, read_pool
 from epvi.hub.posterior.parts import Parts
 from epvi.hub.refine.natural_gradient import JointMoments
@@ -85,6 +86,7 @@ def describe_certificate(certificate: Certificate | None) -> dict[str, Any] | No
         "log_evidence": None if evidence is None else [_said(x) for x in evidence],
         "conflict": list(certificate.agreement.p),
         "agreement": _describe_agreement(certificate.agreement),
+        "chains": describe_chains(certificate.chains),
     }
 
 
@@ -92,12 +94,15 @@ def certificate_arrays(certificate: Certificate | None, prefix: str) -> dict[str
     """A certificate's arrays by name."""
     if certificate is None:
         return {}
-    return {prefix + name: getattr(certificate, name) for name in _DRAWS}
+    draws = {prefix + name: getattr(certificate, name) for name in _DRAWS}
+    return draws | chains_arrays(certificate.chains, prefix)
 
 
 def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, shards: Sequence[str]) -> Certificate:
     """The certificate of a posterior in `dim` dimensions with these scored shards, checked."""
     verdict, text = record.text("verdict"), record.text("text")
+    if verdict == Verdict.SAMPLED and not _there(record, "chains"):
+        raise Malformed("its verdict is about draws of NUTS, which it does not have")
     if verdict not in set(Verdict):
         words = ", ".join(f'"{word}"' for word in Verdict)
         raise Malformed(f"its verdict is not one of {words}")
@@ -125,6 +130,7 @@ def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, s
         weights=_weights(content, f"{prefix}weights", len(theta)),
         own=_weights(content, f"{prefix}own", len(theta)),
         faults=record.list("reasons", _fault, _MOST_REASONS) if _there(record, "reasons") else (),
+        chains=read_chains(record.table("chains"), content, prefix) if _there(record, "chains") else None,
     )
 
 

@@ -13,6 +13,9 @@ from typing import Any
 from epvi.ground.status import Status, StatusCode
 from epvi.hub.trust.score_test import FALSE_ALARMS, Tested
 
+# Smaller p-values are not told apart: float64 ends there.
+_SMALLEST = 1e-300
+
 
 class Accord(enum.StrEnum):
     """Whether shards agree; the values are used in certificates and files."""
@@ -51,9 +54,12 @@ class Agreement:
         """Who disagrees, as a clause; empty if nobody does."""
         if not self.flagged:
             return ""
+        least = f"p = {min(self.p):.1g}" if min(self.p) > _SMALLEST else f"p < {_SMALLEST:.0g}"
+        if len(self.shards) == 2:
+            return f"shard {self.shards[0]} and shard {self.shards[1]} disagree ({least})"
         more = len(self.flagged) - 1
         who = f"shard {self.flagged[0]}" + (f" and {more} more disagree" if more else " disagrees")
-        return f"{who} with the others (p = {min(self.p):.1g})"
+        return f"{who} with the others ({least})"
 
     def to_json(self) -> dict[str, Any]:
         """In plain numbers and text."""

@@ -19,11 +19,13 @@ from epvi.ground.status import Status
 from epvi.ground.verb import verb
 from epvi.hub.trust.agreement import Accord, Agreement, agreement_of
 from epvi.hub.trust.approximation import Approximation
+from epvi.hub.trust.chains import Chains
 from epvi.hub.trust.collect import Answered, collect
 from epvi.hub.trust.importance import weigh
-from epvi.hub.trust.reasons import Fault, Reason, Verdict
+from epvi.hub.trust.reasons import Fault, Reason, Verdict, headed, told
 from epvi.hub.trust.score_test import Curvature, Tested, score_test
-from epvi.hub.trust.verdict import judge
+from epvi.hub.trust.verdict import in_one_order, judge
+from epvi.parameters.space import Space
 from epvi.wire.answer import Scores
 
 
@@ -35,7 +37,8 @@ class Certificate:
     all shards follow the same parameters. Only the first decides whether it can be used.
 
     Attributes:
-        verdict: "trust", "trust with corrected weights", "trust means and sds" or "do not trust".
+        verdict: "trust", "trust with corrected weights", "trust means and sds", "trust draws of NUTS" or "do not
+            trust".
         text: the verdict with its reasons, and what to do; it begins with the verdict and with who disagrees.
         corrects: whether the importance weights are even enough to correct summaries and draws.
         ess: effective sample size of the weights.
@@ -52,6 +55,8 @@ class Certificate:
         weights: their normalised importance weights w ∝ p/g, smoothed by PSIS.
         own: their normalised weights v ∝ q/g if the posterior q were exact.
         faults: what is wrong, as reason codes (`reasons`) with a clause each.
+        chains: draws of NUTS on all rows, from which summaries and draws then are; the numbers above are those of the
+            approximation before. None if `fallback` was not asked for, or not needed.
     """
 
     verdict: Verdict
@@ -71,8 +76,11 @@ class Certificate:
     weights: Float[np.ndarray, " S"]
     own: Float[np.ndarray, " S"]
     faults: tuple[Fault, ...] = ()
+    chains: Chains | None = None
 
     def __str__(self) -> str:
+        if self.chains is not None:
+            return f"{_sentence(self.text)}\n{_sentence(self.agreement.text)}\n{_sentence(self.chains.went)}."
         evidence = "" if self.log_evidence is None else f"; log evidence {_told(self.log_evidence)}"
         low, high = self.sd_ratios
         moved = (
@@ -125,6 +133,7 @@ class Certificate:
             "num_draws": self.num_draws,
             "sd_ratios": list(self.sd_ratios),
             "agreement": self.agreement.to_json(),
+            "chains": None if self.chains is None else self.chains.to_json(),
             **{name: None if pair is None else [float(x) for x in pair] for name, pair in pairs.items()},
         }
 
@@ -152,6 +161,23 @@ def warn_of(agreement: Agreement) -> None:
     """Log a warning if shards disagree."""
     if agreement.verdict == Accord.DISAGREE:
         logger.warning("%s", agreement.text)
+
+
+def with_chains(certificate: Certificate, chains: Chains, space: Space, missed: int) -> Certificate:
+    """The certificate of draws of NUTS, in place of that of an approximation that cannot be trusted.
+
+    `space` is that of the chains, and `missed` how many modes of the approximation no chain visited.
+    """
+    disagree = certificate.agreement.clause
+    made = dataclasses.replace(certificate, corrects=False, chains=chains)
+    finding = chains.fault([space.coordinate(i) for i in range(space.dim)])
+    if missed and not finding:
+        finding = f"the chains of NUTS visited all but {missed} of the modes that were found"
+    if finding:
+        fault = Fault(Reason.CHAINS, finding)
+        return dataclasses.replace(made, text=told([fault], disagree), faults=(fault, *certificate.faults))
+    text = f"{headed(Verdict.SAMPLED, disagree)}: {chains.went}; summaries and draws are theirs{in_one_order(space)}."
+    return dataclasses.replace(made, verdict=Verdict.SAMPLED, text=text, faults=())
 
 
 def certificate_of(

@@ -17,6 +17,7 @@ class Verdict(enum.StrEnum):
     TRUST = "trust"
     CORRECTED = "trust with corrected weights"
     MARGINALS = "trust means and sds"
+    SAMPLED = "trust draws of NUTS"
     NOT = "do not trust"
 
     @property
@@ -29,6 +30,7 @@ _STATUS_CODES = {
     Verdict.TRUST: StatusCode.TRUSTED,
     Verdict.CORRECTED: StatusCode.CORRECTED,
     Verdict.MARGINALS: StatusCode.MARGINALS,
+    Verdict.SAMPLED: StatusCode.CHAINS,
     Verdict.NOT: StatusCode.NOT_TRUSTED,
 }
 
@@ -48,6 +50,7 @@ class Reason(enum.StrEnum):
     UNCERTAIN_SCORES = "uncertain-scores"
     LABELS = "labels"
     NOT_REFINED = "not-refined"
+    CHAINS = "chains"
     OTHER = "other"
 
 
@@ -74,6 +77,10 @@ _REMEDIES = {
     Reason.UNCERTAIN_SCORES: "ask for exact ones (exact=True, --exact)",
     Reason.LABELS: "fix an order by an ordered prior (dist.transforms.OrderedTransform), or declare them (epvi.Model)",
     Reason.NOT_REFINED: _REFINE,
+    Reason.CHAINS: (
+        "take more warm-up and draws (fallback=epvi.NUTS(num_warmup=..., num_samples=...)), or another parametrisation"
+        " of the model"
+    ),
     Reason.OTHER: "",
 }
 # Reasons that refinement rounds can remove.

@@ -92,24 +92,26 @@ def score_test(
         products, hessians = (np.diagonal(some, axis1=1, axis2=2) for some in (products, hessians))
     judged = num_rows >= _FEWEST_ROWS
     p = np.ones(count)
-    sums = Sums(*(np.sum(some, axis=0) for some in (gradients, products, hessians)))
+    sums = ShardSums(*(np.sum(some, axis=0) for some in (gradients, products, hessians)))
     chosen = np.flatnonzero(judged)
     for some in np.array_split(chosen, max(len(chosen) * gradients.shape[1] ** 2 // _NUMBERS, 1)):
-        part = Sums(gradients[some], products[some], hessians[some])
+        part = ShardSums(gradients[some], products[some], hessians[some])
         p[some] = (_whole if whole_form else _diagonal)(part, sums, num_rows[some], float(np.sum(num_rows)))
     corrected = np.where(judged, np.minimum(np.count_nonzero(judged) * p, 1.0), 1.0)
     return Tested(tuple(corrected.tolist()), tuple(judged.tolist()))
 
 
-class Sums(NamedTuple):
-    """Sums over rows, of some shards (with a leading axis) or of all."""
+class ShardSums(NamedTuple):
+    """ShardSums over rows, of some shards (with a leading axis) or of all."""
 
     gradient: np.ndarray
     products: np.ndarray
     hessian: np.ndarray
 
 
-def _whole(part: Sums, sums: Sums, num_rows: Float[np.ndarray, " n"], whole_rows: float) -> Float[np.ndarray, " n"]:
+def _whole(
+    part: ShardSums, sums: ShardSums, num_rows: Float[np.ndarray, " n"], total_rows: float
+) -> Float[np.ndarray, " n"]:
     """The p-values of some shards, from whole Hessians."""
     root = np.linalg.cholesky(-sums.hessian)
     back = np.linalg.inv(root)
@@ -117,7 +119,7 @@ def _whole(part: Sums, sums: Sums, num_rows: Float[np.ndarray, " n"], whole_rows
     total = _symmetric(back @ sums.products @ back.T)
     away = part.gradient @ back.T - share @ (back @ sums.gradient)
     others = total - own
-    by_others = _odds(num_rows, whole_rows)[:, None, None] * others
+    by_others = _odds(num_rows, total_rows)[:, None, None] * others
     both = [_covariance(share, v, others) for v in (by_others, own)]
     jointly = num_rows >= _ROWS_EACH * (len(root) + 1)
     p = np.ones(len(num_rows))
@@ -130,13 +132,15 @@ def _whole(part: Sums, sums: Sums, num_rows: Float[np.ndarray, " n"], whole_rows
     return p
 
 
-def _diagonal(part: Sums, sums: Sums, num_rows: Float[np.ndarray, " n"], whole_rows: float) -> Float[np.ndarray, " n"]:
+def _diagonal(
+    part: ShardSums, sums: ShardSums, num_rows: Float[np.ndarray, " n"], total_rows: float
+) -> Float[np.ndarray, " n"]:
     """The same from diagonals, as if parameters were independent."""
     curved = sums.hessian < 0
     share = np.divide(part.hessian, sums.hessian, out=np.zeros_like(part.hessian), where=curved)
     away = np.where(curved, part.gradient - share * sums.gradient, 0.0)
     others = np.maximum(sums.products - part.products, 0.0)
-    kinds = _odds(num_rows, whole_rows)[:, None] * others, part.products
+    kinds = _odds(num_rows, total_rows)[:, None] * others, part.products
     variances = [(1 - share) ** 2 * v + share**2 * others for v in kinds]
     return _by_parameter(away, np.maximum(*variances), num_rows)
 

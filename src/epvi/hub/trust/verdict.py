@@ -20,6 +20,7 @@ from epvi.hub.trust.cumulants import marginals_of
 from epvi.hub.trust.importance import Weights
 from epvi.hub.trust.reasons import Fault, Reason, Verdict, headed, told
 from epvi.hub.trust.stationarity import step_of
+from epvi.parameters.space import Space
 
 # All thresholds are judgement where nothing else is said; `python benchmarks/verdicts.py` counts the false alarms that
 # they raise on healthy fits, of which it allows 2 in 50.
@@ -96,9 +97,10 @@ def judge(
     if faults:
         return Judgement(Verdict.NOT, told(faults, agreed.clause), faults, uneven is None)
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
+    order = in_one_order(posterior.space) if weights.log_labellings > 0 else ""
     moved = (
         f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
-        f" most {shift:.3f} sds and sds by {change:.1%}{_order_of(posterior, weights)}"
+        f" most {shift:.3f} sds and sds by {change:.1%}{order}"
     )
     # Even weights show that the whole density is right, and not only its means and sds.
     if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
@@ -107,10 +109,10 @@ def judge(
     return Judgement(Verdict.CORRECTED, text, (), True)
 
 
-def _order_of(posterior: Approximation, weights: Weights) -> str:
-    """What the verdict is about if units of the model are exchangeable: one of their labellings, if there are more."""
-    names = "; ".join(", ".join(group) for group in posterior.space.exchangeable)
-    return f"; exchangeable parameters ({names}) are in one order" if weights.log_labellings > 0 else ""
+def in_one_order(space: Space) -> str:
+    """What a verdict is about if units of the model are exchangeable, as a clause: one of their labellings."""
+    names = "; ".join(", ".join(group) for group in space.exchangeable)
+    return f"; exchangeable parameters ({names}) are in one order" if names else ""
 
 
 def _uneven(weights: Weights) -> Fault | None:
