@@ -87,7 +87,10 @@ def test_chains_have_a_verdict_of_their_own():
     assert made.to_json()["chains"]["r_hat"] < 1.01
     assert "R-hat at most 1.0" in str(made)
     assert "k̂" not in str(made)
-    assert "trust draws of NUTS, but shard 2 disagrees" in with_chains(refused(("2",)), good, SPACE, 0).text
+    assert (
+        "trust draws of NUTS, but shard 1 and shard 2 disagree (p = 1e-09)"
+        in with_chains(refused(("2",)), good, SPACE, 0).text
+    )
     missed = with_chains(refused(), good, SPACE, 1)
     assert missed.verdict == Verdict.NOT
     assert missed.reasons == ("chains", "uneven-weights")
