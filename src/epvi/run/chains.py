@@ -28,9 +28,10 @@ from epvi.parameters.alignment import nearest
 from epvi.parameters.space import Space
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows
+from epvi.run.sent_model import model_of
 from epvi.run.shards import shards_of
 from epvi.run.submitting import abandon, error_of, submit
-from epvi.run.worker import HeldRows, Job, chain_of, model_of
+from epvi.run.worker import HeldRows, Job, chain_of
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split

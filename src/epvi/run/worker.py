@@ -216,7 +216,7 @@ def chain_of(job: Job, rows: MappedRows | HeldRows, start: Start, nuts: NUTS) ->
             np.load(job.passes, mmap_mode="r+")[0] = steps
 
     with _at_work(job, "the chain"):
-        return run_chain(programs_of(model_of(job.model), columns).target, columns, start, nuts, report)
+        return run_chain(programs_of(job.unpacked(), columns).target, columns, start, nuts, report)
 
 
 # Token of the call for which this process worked last.
