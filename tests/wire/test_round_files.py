@@ -22,7 +22,9 @@ from epvi.hub.posterior.posterior import pack_posterior, unpack_posterior
 from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.step import Step
+from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.chains import Chains
 from epvi.hub.trust.propose import Source
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
@@ -44,6 +46,10 @@ def some_posterior(structure=epvi.Full()):  # noqa: B008 (a frozen choice)
     return epvi.combine(fits)
 
 
+LABELS = tuple(some_fit(k=1, shard=m).label for m in (1, 2))
+SOME_AGREEMENT = Agreement(Accord.DISAGREE, "shard 2 disagrees.", LABELS, (1.0, 1e-5), LABELS[1:])
+
+
 def some_certificate(posterior, seed=0, **changes):
     rng = np.random.default_rng(seed)
     made = Certificate(
@@ -59,7 +65,7 @@ def some_certificate(posterior, seed=0, **changes):
         elbo=Estimate(np.asarray(-np.inf), np.asarray(np.inf)),
         log_evidence=Estimate(np.asarray(-100.25), np.asarray(0.1)),
         doubt=0.0,
-        conflict=(1.0, 1e-5),
+        agreement=SOME_AGREEMENT,
         theta=rng.normal(size=(NUM_DRAWS, posterior.space.dim)),
         weights=rng.dirichlet(np.ones(NUM_DRAWS)),
         own=rng.dirichlet(np.ones(NUM_DRAWS)),
@@ -197,6 +203,31 @@ def test_a_posterior_comes_back_with_its_certificate_and_its_step(tmp_path, stru
     same(again.ask(NUM_DRAWS).asked, made.ask(NUM_DRAWS).asked)
 
 
+def test_draws_of_nuts_come_back(tmp_path):
+    made = some_posterior()
+    draws = np.random.default_rng(4).normal(size=(2, 30, made.space.dim))
+    certificate = some_certificate(made, verdict=Verdict.SAMPLED, chains=Chains(draws, 1, 500, 0.25))
+    made = dataclasses.replace(made, certificate=certificate)
+    again = epvi.load(made.save(tmp_path / "posterior.epvi"))
+    same(again.certificate, made.certificate)
+    np.testing.assert_array_equal(again.theta(7, seed=0), made.theta(7, seed=0))
+    np.testing.assert_allclose(
+        again.summary(of=lambda draws: {"all": made.space.unconstrain(draws)}).mean, np.mean(draws, (0, 1))
+    )
+    content = pack_posterior(made)
+    for change, message in (
+        (array("certificate/chains", draws[..., :-1]), "not draws of 6 parameters"),
+        (array("certificate/chains", draws[:, :2]), "at least 4 draws"),
+        (array("certificate/chains", np.full_like(draws, np.nan)), "is not finite"),
+        (entry("certificate", "chains", "divergences", value=-1), "divergences is not a whole number"),
+        (lacking("certificate/chains"), "has no array certificate/chains"),
+        (entry("certificate", "chains", value=None), "draws of NUTS, which it does not have"),
+    ):
+        path = tmp_path / "wrong.epvi"
+        path.write_bytes(changed(content, change))
+        refused(lambda path=path: epvi.load(path), message)
+
+
 def test_a_confirmed_step_and_a_posterior_without_rounds_come_back(tmp_path):
     made = some_posterior()
     plain = epvi.load(made.save(tmp_path / "plain.epvi"))
@@ -222,6 +253,11 @@ def test_reasons_of_a_certificate_may_be_left_out_or_unknown(tmp_path):
 
     # As a version that knew none wrote it.
     assert reasons(lambda record, arrays: record["certificate"].pop("reasons")) == ()
+    # From a version with one verdict: the p-values say who disagrees.
+    path.write_bytes(changed(content, lambda record, arrays: record["certificate"].pop("agreement")))
+    earlier = epvi.load(path).certificate
+    assert (earlier.verdict, earlier.reasons) == ("do not trust", ("conflict",))
+    assert (earlier.agreement.verdict, earlier.agreement.flagged) == ("the shards disagree", LABELS[1:])
     later = [{"code": "full-moon", "finding": "it was full"}, {"code": "lost-mode", "finding": "it lacks one"}]
     assert reasons(entry("certificate", "reasons", value=later)) == (Reason.OTHER, Reason.LOST_MODE)
 
@@ -294,6 +330,17 @@ WRONG_POSTERIOR = {
     "no chance": (entry("certificate", "conflict", value=[0.5, 1.5]), "not a chance from 0 to 1"),
     "a chance too few": (entry("certificate", "conflict", value=[0.5]), "a chance for every shard that has rows"),
     "a chance too many": (entry("certificate", "conflict", value=[0.5] * 3), "list of at most 2"),
+    "an agreement of another kind": (
+        entry("certificate", "agreement", "verdict", value="maybe"),
+        "agreement is not one",
+    ),
+    "an agreement without words": (entry("certificate", "agreement", "text", value=""), "agreement has no text"),
+    "a shard beyond": (entry("certificate", "agreement", "flagged", value=[2]), "flags shards that it does not have"),
+    "part of a shard": (entry("certificate", "agreement", "flagged", value=[0.5]), "not a whole number"),
+    "flags in agreement": (
+        entry("certificate", "agreement", "verdict", value="the shards agree"),
+        "flags shards and says that they agree",
+    ),
     "no table": (entry("certificate", value=[1]), "certificate is not a table"),
     "no draws": (lacking("certificate/theta"), "certificate/theta are not points"),
     "other dimensions": (array("certificate/theta", np.zeros((NUM_DRAWS, 5))), "not points in 6 dimensions"),

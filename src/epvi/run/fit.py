@@ -4,6 +4,7 @@ Takes a model and all rows; splits them, fits every shard independently, combine
 checks it by importance sampling with the log densities of all shards.
 """
 
+import dataclasses
 import os
 import time
 import uuid
@@ -23,6 +24,8 @@ from epvi.ground.verb import verb
 from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
+from epvi.hub.trust.certify import warn_of
+from epvi.run.chains import AllRows, checked
 from epvi.run.failures import ShardError, kept_in
 from epvi.run.grouping import grouped
 from epvi.run.progress import ShardProgress
@@ -41,6 +44,7 @@ from epvi.site.rows.levels import OWN
 from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
+from epvi.site.tasks.chain import NUTS
 from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model, provenance
 from epvi.site.tasks.labels import settle_labels
 from epvi.wire.shard_fit import Provenance, ShardFit
@@ -58,6 +62,7 @@ def fit(
     product: Product | None = None,
     certify: bool | Scoring = True,
     refine: int | None = None,
+    fallback: NUTS | None = None,
     executor: Executor | int | None = None,
     work: str | os.PathLike | None = None,
     seed: Seed = 0,
@@ -71,7 +76,8 @@ def fit(
     multiplies the fits (as in `multiply`). With `certify` all shards then evaluate their log density at draws of the
     product; the importance weights show whether it can be trusted (`posterior.certificate`). `refine` is the largest
     number of rounds that improve it; by default up to 30, until it can be trusted or
-    further ones gain little.
+    further ones gain little. If the posterior still cannot be trusted then, `fallback=epvi.NUTS()` samples it from all
+    rows by NumPyro's NUTS, with a verdict of its own.
     `executor` is any `concurrent.futures.Executor`, or a number of processes of epvi's own pool (by default one per
     core). The same seed gives the same result for any number of workers. `work` is a folder to which each shard's fit
     is written as soon as it is finished: an interrupted run that is started again fits only the missing shards.
@@ -82,13 +88,14 @@ def fit(
     if executor is not None and not isinstance(executor, Executor | int):
         raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
     rounds = Rounds.of(certify, refine)
+    fallback = checked(fallback, rounds.certify)
     table, split = _split(model, rows, shards, by, shuffle, key)
     if not isinstance(executor, Executor):
         # The workers start while the model is checked and traced here.
         workers_of(executor)
     sent, programs, made_of = _prepared(model, table)
     model = model_of(sent)
-    columns, integrated = table.columns, None
+    columns, integrated, whole = table.columns, None, sent
     if inference.fits_together:
         integrated = grouped(model, programs, columns, split, shuffle and by is None, key)
     if integrated is not None:
@@ -114,6 +121,8 @@ def fit(
             raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
         if integrated is not None:
             posterior = integrated.put_back(posterior, sites, key)
+        all_rows = AllRows(_job_of_all(whole, plan), table.columns, executor, bar)
+        posterior = all_rows.answer(posterior, fallback, key)
         bar.say("done")
         _log_end(posterior, time.perf_counter() - start)
         return posterior
@@ -134,6 +143,11 @@ def _prepared(model: Model, table: Table) -> tuple[bytes, Programs, Provenance]:
     return sent, programs, provenance(model, programs, table, settled.unaligned)
 
 
+def _job_of_all(model: bytes, plan: FitPlan) -> Job:
+    """The job of the model as the user wrote it, with group effects among its parameters."""
+    return Job(model, dataclasses.replace(plan, bundle=1), None, uuid.uuid4().hex)
+
+
 def _affordable_block(inference: Inference, programs: Programs, columns: Columns, split: Split) -> int:
     """Rows per block; what no shard could afford is refused here, not in a worker."""
     inference.settled(programs.target.space.dim, split.num_shards)
@@ -143,6 +157,7 @@ def _affordable_block(inference: Inference, programs: Programs, columns: Columns
 def _log_end(posterior: Posterior, seconds: float) -> None:
     if posterior.certificate is not None:
         logger.info("verdict: %s", posterior.certificate.text)
+        warn_of(posterior.certificate.agreement)
     logger.info("fitted %s in %.2f s", shown(posterior.stands_for), seconds)
 
 

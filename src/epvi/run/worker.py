@@ -27,6 +27,7 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.answers import Asking
+from epvi.site.tasks.chain import NUTS, ChainDraws, Start, run_chain
 from epvi.site.tasks.effects import effects_given
 from epvi.site.tasks.fit_shard import FitPlan, fit_columns, fit_regular
 from epvi.site.tasks.score import answer_columns
@@ -209,6 +210,18 @@ def effects_of(
     columns, _ = _joined(rows)
     with _at_work(job, "the group effects"):
         return effects_given(programs_of(job.unpacked(), columns).target, columns, phi, empty, among)
+
+
+def chain_of(job: Job, rows: MappedRows | HeldRows, start: Start, nuts: NUTS) -> ChainDraws:
+    """One chain of NUTS on all rows, from where it starts."""
+    columns = rows.columns()
+
+    def report(steps: int) -> None:
+        if job.passes is not None:
+            np.load(job.passes, mmap_mode="r+")[0] = steps
+
+    with _at_work(job, "the chain"):
+        return run_chain(programs_of(job.unpacked(), columns).target, columns, start, nuts, report)
 
 
 # Token of the call for which this process worked last, and its model.

@@ -11,12 +11,12 @@ import numpyro.distributions as dist
 import pytest
 
 import epvi
+from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.cumulants import Marginals, marginals_of
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.linear_response import Response
 from epvi.hub.trust.propose import Proposal, Source, base_of
 from epvi.hub.trust.reasons import Verdict
-from epvi.hub.trust.score_test import Agreement
 from epvi.hub.trust.stationarity import step_of
 from epvi.hub.trust.verdict import judge
 from epvi.wire.answer import Expected
@@ -39,6 +39,9 @@ def proposal_of(q, count, inflated=0, seed=0):
 def standard(d=D, structure=epvi.Full):
     covariances = np.eye(d)[None] if structure is epvi.Full else np.ones((1, d))
     return epvi.GaussianMixture.from_covariances(np.zeros((1, d)), covariances)
+
+
+AGREED = Agreement(Accord.UNTESTED, "not tested.", ("1",), (1.0,))
 
 
 def at_optimum(q):
@@ -71,7 +74,7 @@ def judged(log_ratio, q=None, count=S, moments=True, slopes=True, expected=None,
         prior=Fraction(1), shard=1, num_shards=1, is_stand_in=False, stands_alone=True, made_of=made_of
     )
     posterior = SimpleNamespace(mixture=q, fits=[fit], space=epvi.Space(()))
-    return judge(posterior, answered, weigh(proposal, log_p, q, posterior.space), Agreement((1.0,), []), False, True)
+    return judge(posterior, answered, weigh(proposal, log_p, q, posterior.space), AGREED, False, True)
 
 
 def coupled(size):

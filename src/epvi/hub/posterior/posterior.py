@@ -25,11 +25,12 @@ from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.file import pack_parts, unpack_parts
 from epvi.hub.posterior.multiplied import checked_and_multiplied
 from epvi.hub.posterior.parts import Choices, Parts
-from epvi.hub.posterior.summary import Derive, Summary, summarise
+from epvi.hub.posterior.summary import Derive, Summary, summarise, summary_of_draws
 from epvi.hub.posterior.supports import resampled
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.chains import Chains
 from epvi.hub.trust.effects import EffectErrors
 from epvi.hub.trust.importance import moved
 from epvi.hub.trust.propose import asked_of, usual_base
@@ -187,17 +188,26 @@ class Posterior:
         return conflict_between(self.fits, self.mixture, self.fits[0].space, seed=seed)
 
     def theta(self, num_samples: int, *, seed: Seed) -> Float[np.ndarray, "n d"]:
-        """Draws of unconstrained θ, from the mixture or, if the certificate corrects it, by importance resampling.
+        """Draws of unconstrained θ: from the mixture or, if the certificate corrects it, by importance resampling.
 
         Draws of a mixture that is trusted as it is are moved and scaled by the little by which the weights change means
         and sds; where only single parameters can be certified, they are scaled by `certificate.scales`. Resampling
         repeats the scored draws in proportion to their weights: there are at most `num_draws` different ones. So it is,
-        too, where group effects are known at some draws of the other parameters.
+        too, where group effects are known at some draws of the other parameters. If NUTS has sampled the posterior
+        (`fallback`), draws are those of its chains, each as often as any other.
         """
         at_least("num_samples", num_samples, 1)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
+        if self.chains is not None:
+            draws = self.chains.draws
+            return draws[resampled(np.ones(len(draws)), num_samples, rng)]
         made = self._shared(num_samples, seed, rng)
         return made if self.effects is None else self.effects.theta(self.space, made, rng)
+
+    @property
+    def chains(self) -> Chains | None:
+        """The draws of NUTS on all rows, if it was asked for and needed (`fallback` of `epvi.fit`)."""
+        return None if self.certificate is None else self.certificate.chains
 
     def _shared(self, num_samples: int, seed: Seed, rng: np.random.Generator) -> Float[np.ndarray, "n p"]:
         """Draws of θ, without the group effects that were integrated out."""
@@ -247,6 +257,8 @@ class Posterior:
         at_least("num_samples", num_samples, 2)
         if not all(0 < q < 1 for q in quantiles):
             raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
+        if self.chains is not None:
+            return summary_of_draws(self.chains.draws, self.space, quantiles, of)
         return summarise(self, quantiles, num_samples, seed, of, self.effects)
 
     def draws_frame(self, num_samples: int = _EXPORTED_DRAWS, *, seed: Seed = 0) -> "pyarrow.Table":

@@ -125,6 +125,17 @@ def summarise(
     return _table({p.name: parts[p.name] for p in space.parameters}, quantiles)
 
 
+def summary_of_draws(
+    draws: Float[np.ndarray, "n d"], space: Space, quantiles: Sequence[float], of: Derive | None
+) -> Summary:
+    """The summary of draws of the posterior itself."""
+    even, none = np.full(len(draws), 1 / len(draws)), np.zeros(0)
+    sample = _Sample(draws, even, len(draws), np.mean(draws, axis=0), np.std(draws, axis=0), none, none)
+    values = space.constrain(draws)
+    values = values if of is None else derived(of, values, len(draws))
+    return _table(_of_values(values, sample, quantiles), quantiles)
+
+
 class _Part(NamedTuple):
     """Means, sds and quantiles of the entries of one parameter or derived quantity."""
 

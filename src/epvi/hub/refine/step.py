@@ -61,5 +61,5 @@ def finished(posterior: Posterior) -> Posterior:
     found = posterior.certificate
     if found is None or not found.faults:
         return posterior
-    text = when_refined(posterior, found.faults)
+    text = when_refined(posterior, found.faults, found.agreement.clause)
     return dataclasses.replace(posterior, certificate=dataclasses.replace(found, text=text))

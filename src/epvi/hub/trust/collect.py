@@ -73,7 +73,7 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     by_shard = {one.shard: one for one in given}
     _check_present(posterior, given, by_shard)
     proposal = propose(posterior, given[0].asked)
-    known: Known = set()
+    known = Known()
     for fit in posterior.fits:
         if not fit.is_stand_in:
             _check_one(fit, by_shard[fit.shard], proposal, known)

@@ -15,7 +15,7 @@ from epvi.hub.trust.cumulants import Marginals, marginals_of
 from epvi.hub.trust.importance import Weights
 from epvi.hub.trust.linear_response import Response, response_of
 from epvi.hub.trust.propose import base_of
-from epvi.hub.trust.reasons import Fault, Judgement, Reason, Verdict, told
+from epvi.hub.trust.reasons import Fault, Judgement, Reason, Verdict, headed, told
 from epvi.hub.trust.stationarity import Moves, step_of
 
 # From this many parameters on, weights that are too uneven may be so by the number of parameters alone. Judgement.
@@ -47,8 +47,13 @@ def may_be_alone(mixture: GaussianMixture) -> bool:
     return mixture.num_components == 1 and mixture.dim >= MANY and mixture.structure.hessians.whole
 
 
-def by_single_parameters(posterior: Approximation, answered: Answered, weights: Weights) -> Judgement | None:
-    """The verdict on single parameters; None where it is not for them to give, or without gradients at draws."""
+def by_single_parameters(
+    posterior: Approximation, answered: Answered, weights: Weights, disagree: str
+) -> Judgement | None:
+    """The verdict on single parameters; None where it is not for them to give, or without gradients at draws.
+
+    `disagree` is a clause on shards that disagree, which follows the verdict.
+    """
     if answered.slopes is None or not may_be_by_dimension(posterior, answered):
         return None
     if float(np.max(weights.noise)) <= VAGUE:
@@ -63,11 +68,11 @@ def by_single_parameters(posterior: Approximation, answered: Answered, weights: 
     many = f"joint weights cannot judge {len(response.first):,} parameters ({weights.ess:,.0f} effective draws)"
     if wrong:
         fault = Fault(Reason.UNEVEN_WEIGHTS, f"{many}, and {wrong}")
-        return Judgement(Verdict.NOT, told((fault,)), (fault,), False)
+        return Judgement(Verdict.NOT, told((fault,), disagree), (fault,), False)
     largest = float(np.max(response.factors)) - 1
     text = (
-        f"{Verdict.MARGINALS}: {many}; by gradients at draws, means are off by about {response.typical_shift():.3f}"
-        f" sds or less (root mean square; the worst by {response.largest_shift():.2f} sds), and sds, corrected by up to"
+        f"{headed(Verdict.MARGINALS, disagree)}: {many}; by gradients at draws, means are off by about"
+        f" {response.typical_shift():.3f} sds or less (root mean square; the worst by {response.largest_shift():.2f} sds), and sds, corrected by up to"
         f" {largest:.1%}, are known to {response.known:.1%}. What depends on many parameters at once is not certified."
     )
     return Judgement(Verdict.MARGINALS, text, (), False, response.factors)

@@ -1,7 +1,8 @@
 """Decide whether a posterior can be trusted, from all diagnostics of a round, with the reasons.
 
-Takes summed scores, importance weights and the score test; gives a `Judgement`. No diagnostic decides alone: k̂ is large
-on good fits when a few draws lie far out, and the weights of draws from one mode look perfect when another was dropped.
+Takes summed scores and importance weights; gives a `Judgement`. No diagnostic decides alone: k̂ is large on good fits
+when a few draws lie far out, and the weights of draws from one mode look perfect when another was dropped. Whether the
+shards agree does not decide (`agreement.py`): the text says it beside the verdict.
 """
 
 from collections import Counter
@@ -12,12 +13,13 @@ from jaxtyping import Bool, Float
 
 from epvi.gaussian.structures import form_of
 from epvi.hub.agreement.compatibility import missing_shards, numbered
+from epvi.hub.trust.agreement import Agreement
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered
 from epvi.hub.trust.importance import Weights
-from epvi.hub.trust.reasons import Fault, Judgement, Reason, Verdict, told
-from epvi.hub.trust.score_test import Agreement
+from epvi.hub.trust.reasons import Fault, Judgement, Reason, Verdict, headed, told
 from epvi.hub.trust.single_parameters import by_single_parameters
+from epvi.parameters.space import Space
 
 # All thresholds are judgement where nothing else is said; `python benchmarks/verdicts.py` counts the false alarms that
 # they raise on healthy fits, of which it allows 2 in 50.
@@ -60,34 +62,34 @@ def judge(
         *_shares(posterior, accept_missing),
         *_labels(posterior),
         *([] if one_table else _same_rows(answered)),
-        *_conflicts(answered, agreed),
         *_lost_modes(answered, weights),
         *([uneven] if uneven else []),
         *_doubts(answered, weights),
         *_not_refined(posterior),
     )
-    alone = by_single_parameters(posterior, answered, weights) if set(faults) <= {uneven} else None
+    alone = by_single_parameters(posterior, answered, weights, agreed.clause) if set(faults) <= {uneven} else None
     if alone is not None and (uneven is not None or alone.verdict is Verdict.MARGINALS):
         return alone
     if faults:
-        return Judgement(Verdict.NOT, told(faults), faults, uneven is None)
+        return Judgement(Verdict.NOT, told(faults, agreed.clause), faults, uneven is None)
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
+    order = in_one_order(posterior.space) if weights.log_labellings > 0 else ""
+    known = 2 * float(np.max(weights.noise))
     moved = (
         f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
-        f" most {shift:.3f} sds and sds by {change:.1%}, each known to ±{2 * float(np.max(weights.noise)):.3f} sds"
-        f"{_order_of(posterior, weights)}"
+        f" most {shift:.3f} sds and sds by {change:.1%}, each known to ±{known:.3f} sds{order}"
     )
     # Even weights show that the whole density is right, and not only its means and sds.
     if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
-        return Judgement(Verdict.TRUST, f"{Verdict.TRUST}: {moved}.", (), True)
-    text = f"{Verdict.CORRECTED}: {moved}; summaries and draws are corrected by them."
+        return Judgement(Verdict.TRUST, f"{headed(Verdict.TRUST, agreed.clause)}: {moved}.", (), True)
+    text = f"{headed(Verdict.CORRECTED, agreed.clause)}: {moved}; summaries and draws are corrected by them."
     return Judgement(Verdict.CORRECTED, text, (), True)
 
 
-def _order_of(posterior: Approximation, weights: Weights) -> str:
-    """What the verdict is about if units of the model are exchangeable: one of their labellings, if there are more."""
-    names = "; ".join(", ".join(group) for group in posterior.space.exchangeable)
-    return f"; exchangeable parameters ({names}) are in one order" if weights.log_labellings > 0 else ""
+def in_one_order(space: Space) -> str:
+    """What a verdict is about if units of the model are exchangeable, as a clause: one of their labellings."""
+    names = "; ".join(", ".join(group) for group in space.exchangeable)
+    return f"; exchangeable parameters ({names}) are in one order" if names else ""
 
 
 def _uneven(weights: Weights) -> Fault | None:
@@ -105,7 +107,7 @@ def _uneven(weights: Weights) -> Fault | None:
     )
 
 
-def when_refined(posterior: Approximation, faults: Sequence[Fault]) -> str:
+def when_refined(posterior: Approximation, faults: Sequence[Fault], disagree: str = "") -> str:
     """The text of "do not trust" after refinement has converged: the remedy is no longer to refine."""
     diagonal = not posterior.mixture.structure.hessians.whole
     lacks_mode = any(fault.reason is Reason.LOST_MODE for fault in faults)
@@ -117,7 +119,7 @@ def when_refined(posterior: Approximation, faults: Sequence[Fault]) -> str:
         "another parametrisation of the model",
         "MCMC",
     ]
-    return told(faults, remedies)
+    return told(faults, disagree, remedies)
 
 
 def _shares(posterior: Approximation, accept_missing: bool) -> list[Fault]:
@@ -179,15 +181,6 @@ def _first_alike(answers: Float[np.ndarray, "M n"], known: Bool[np.ndarray, " M"
         if np.any(alike):
             return a, a + 1 + int(np.argmax(alike))
     return None
-
-
-def _conflicts(answered: Answered, agreed: Agreement) -> list[Fault]:
-    if not agreed.flagged:
-        return []
-    worst = answered.scores[agreed.flagged[0]]
-    more = f" (and {len(agreed.flagged) - 1} more)" if len(agreed.flagged) > 1 else ""
-    finding = f"{worst.called}{more} is in conflict with the others (p = {agreed.p[agreed.flagged[0]]:.1g})"
-    return [Fault(Reason.CONFLICT, finding)]
 
 
 def _lost_modes(answered: Answered, weights: Weights) -> list[Fault]:
