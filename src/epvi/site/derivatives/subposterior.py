@@ -97,6 +97,8 @@ class Subposterior:
     # Number of passes so far, and the time they took.
     passes: float = 0.0
     seconds: float = 0.0
+    # Compiled passes by what they compute and rows per block, looked up once.
+    _made: dict[tuple[str, int | None], Pass] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def of(
@@ -285,8 +287,10 @@ class Subposterior:
 
     def _sweep(self, program: Callable[[Any], Pass], theta: np.ndarray, size: int | None = None) -> Any:
         """Make one pass over all blocks, by default of `rows_per_block` rows."""
-        start = time.perf_counter()
-        made = program(next(iter(self.blocks(size=size)), (None, None))[0])
+        start, key = time.perf_counter(), (program.__name__, size)
+        if key not in self._made:
+            self._made[key] = program(next(iter(self.blocks(size=size)), (None, None))[0])
+        made = self._made[key]
         with jax.enable_x64(True):
             points = jnp.asarray(theta, jnp.float64)
             total = [made.zero(len(theta))]

@@ -148,12 +148,15 @@ def _meets(
     k, d = len(points) // len(one), points.shape[1]
     with np.errstate(all="ignore"):
         near = newton.falls & (newton.decrement <= _MET)
+        both = near.reshape(-1, k) & near[one][:, None]
+        if not np.any(both):
+            return both.ravel()
         ends = points + newton.step
         away = ends.reshape(-1, k, d) - ends[one][:, None]
         there = -np.einsum("bki,bij,bkj->bk", away, hessian[one], away)
         here = -np.einsum("bki,bkij,bkj->bk", away, hessian.reshape(-1, k, d, d), away)
         same = (there < closer**2) & (here < closer**2)
-        return (near.reshape(-1, k) & near[one][:, None] & same).ravel()
+        return (both & same).ravel()
 
 
 def _pooled(sub: Subposteriors, own: Int[np.ndarray, " b"]) -> Subposteriors:
