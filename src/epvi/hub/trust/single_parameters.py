@@ -72,8 +72,9 @@ def by_single_parameters(
     largest = float(np.max(response.factors)) - 1
     text = (
         f"{headed(Verdict.MARGINALS, disagree)}: {many}; by gradients at draws, means are off by about"
-        f" {response.typical_shift():.3f} sds or less (root mean square; the worst by {response.largest_shift():.2f} sds), and sds, corrected by up to"
-        f" {largest:.1%}, are known to {response.known:.1%}. What depends on many parameters at once is not certified."
+        f" {response.typical_shift():.3f} sds or less (root mean square; the worst by {response.largest_shift():.2f}"
+        f" sds), and sds, corrected by up to {largest:.1%}, are known to {response.known:.1%}. What depends on many"
+        " parameters at once is not certified."
     )
     return Judgement(Verdict.MARGINALS, text, (), False, response.factors)
 
