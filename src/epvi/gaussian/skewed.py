@@ -25,14 +25,15 @@ _BOUND = 3.5
 _LEAST_SLOPE = 0.05
 # Largest skewness, and excess kurtosis from 1.5 times its square less this, up to this. Judgement: cubics have such
 # moments, and Newton's method finds them from the first terms of Cornish and Fisher's expansion.
-_MOST_SKEWED, _BELOW, _MOST_EXCESS = 1.8, 0.9, 8.0
+_MOST_SKEWED, _BELOW, _MOST_EXCESS = 1.8, 0.9, 8.1
 # Steps of Newton's method for the coefficients, and for the inverse of h within its bracket. Judgement: both converge
 # quadratically, and the tests compare.
 _STEPS, _STEPS_BACK = 12, 30
 # The error of h at which its inverse is found. Judgement.
 _NEAR = 1e-9
-# Entries of the table from which b and c are interpolated, in each direction. Judgement: the tests compare.
-_TABLE = 129
+# Entries of the table from which b and c are interpolated, in each direction; one of them has the moments of a normal
+# variable. Judgement: the tests compare.
+_TABLE = 121
 # How often coefficients are made smaller: a changes with them. Judgement.
 _SHRINKS = 4
 
