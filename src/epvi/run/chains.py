@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from epvi.engines.local import size_of
-from epvi.gaussian.gaussian import components_of
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
@@ -128,7 +128,9 @@ def _modes_of(posterior: Posterior, draws: Float[np.ndarray, "n d"]) -> np.ndarr
     modes = one_per_mode(posterior.mixture)
     if posterior.effects is not None or modes.num_components == 1:
         return np.zeros(len(draws), int)
-    logs = np.stack([np.asarray(one.log_density(draws)) for one in components_of(modes, modes.structure)])
+    means, roots, one = np.asarray(modes.means), np.asarray(modes.roots), np.zeros(1)
+    parts = [GaussianMixture(one, means[[k]], roots[[k]], modes.structure) for k in range(len(means))]
+    logs = np.stack([np.asarray(part.log_density(draws)) for part in parts])
     logs += np.asarray(modes.log_weights)[:, None]
     counts = np.bincount(np.argmax(logs, axis=0), minlength=len(logs))
     order = np.argsort(-counts, kind="stable")

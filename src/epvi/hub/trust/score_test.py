@@ -127,8 +127,8 @@ def _whole(
         p[jointly] = _joint(away[jointly], *(v[jointly] for v in both), num_rows[jointly])
     if not np.all(jointly):
         few = ~jointly
-        variances = (np.einsum("ij,njk,ik->ni", root, v[few], root) for v in both)
-        p[few] = _by_parameter(away[few] @ root.T, np.maximum(*variances), num_rows[few])
+        first, second = (np.einsum("ij,njk,ik->ni", root, v[few], root) for v in both)
+        p[few] = _by_parameter(away[few] @ root.T, np.maximum(first, second), num_rows[few])
     return p
 
 
