@@ -85,7 +85,7 @@ def simulated(
 def tested(rng, family: str, rows: Rows, away: float) -> tuple[Accord, list[int]]:
     """The test's verdict, and the shards that it flags, at `away` posterior sds from the mode."""
     law, d = FAMILIES[family], rows.x.shape[1]
-    prior, w = np.eye(d) / 2.5**2, np.zeros(d)
+    prior, w, hessian = np.eye(d) / 2.5**2, np.zeros(d), np.eye(d)
     for _ in range(60):
         eta = rows.x @ w if family == "linear" else np.clip(rows.x @ w, -30, 30)
         hessian = (rows.x * law.weight(eta)[:, None]).T @ rows.x + prior

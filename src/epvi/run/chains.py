@@ -171,7 +171,7 @@ def _each(
     deaths = [0] * len(starts)
     try:
         for c, start in enumerate(starts):
-            pending[submit(executor, chain_of, job, rows, start, nuts)] = c
+            pending[submit(executor, c, chain_of, job, rows, start, nuts)] = c
         while pending:
             if job.passes is not None:
                 bar.say(f"NUTS: step {np.load(job.passes)[0]:,} of {nuts.num_warmup + nuts.num_samples:,}")
@@ -185,7 +185,7 @@ def _each(
                     said = error.clause if isinstance(error, EpviError) else f"{type(error).__name__}: {error}"
                     raise EpviError(f"chain {c + 1} of NUTS failed ({said}): leave fallback out.") from error
                 logger.warning("chain %d lost its worker, and is run again: %s", c + 1, error)
-                pending[submit(executor, chain_of, job, rows, starts[c], nuts)] = c
+                pending[submit(executor, c, chain_of, job, rows, starts[c], nuts)] = c
     finally:
         abandon(executor, list(pending))
     return [drawn[c] for c in range(len(starts))]

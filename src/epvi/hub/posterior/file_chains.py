@@ -32,5 +32,5 @@ def read_chains(record: Record, content: Envelope, prefix: str) -> Chains:
     theta = read_array(content, f"{prefix}chains", (None, None, None))
     if theta.shape[0] < 1 or theta.shape[1] < _LEAST_DRAWS:
         raise Malformed(f"its {prefix}chains are not chains of at least {_LEAST_DRAWS} draws")
-    whole = (record.whole(name, 0, _MOST) for name in ("divergences", "num_warmup"))
-    return Chains(theta, *whole, record.number("seconds"))
+    divergences, num_warmup = (record.whole(name, 0, _MOST) for name in ("divergences", "num_warmup"))
+    return Chains(theta, divergences, num_warmup, record.number("seconds"))

@@ -120,14 +120,14 @@ def _whole(
     away = part.gradient @ back.T - share @ (back @ sums.gradient)
     others = total - own
     by_others = _odds(num_rows, total_rows)[:, None, None] * others
-    both = [_covariance(share, v, others) for v in (by_others, own)]
+    by_others, by_own = (_covariance(share, v, others) for v in (by_others, own))
     jointly = num_rows >= _ROWS_EACH * (len(root) + 1)
     p = np.ones(len(num_rows))
     if np.any(jointly):
-        p[jointly] = _joint(away[jointly], *(v[jointly] for v in both), num_rows[jointly])
+        p[jointly] = _joint(away[jointly], by_others[jointly], by_own[jointly], num_rows[jointly])
     if not np.all(jointly):
         few = ~jointly
-        first, second = (np.einsum("ij,njk,ik->ni", root, v[few], root) for v in both)
+        first, second = (np.einsum("ij,njk,ik->ni", root, v[few], root) for v in (by_others, by_own))
         p[few] = _by_parameter(away[few] @ root.T, np.maximum(first, second), num_rows[few])
     return p
 
