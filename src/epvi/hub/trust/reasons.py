@@ -45,6 +45,7 @@ class Reason(enum.StrEnum):
     UNCERTAIN_SCORES = "uncertain-scores"
     LABELS = "labels"
     NOT_REFINED = "not-refined"
+    RUNS_DIFFER = "runs-differ"
     OTHER = "other"
 
 
@@ -71,10 +72,11 @@ _REMEDIES = {
     Reason.UNCERTAIN_SCORES: "ask for exact ones (exact=True, --exact)",
     Reason.LABELS: "fix an order by an ordered prior (dist.transforms.OrderedTransform), or declare them (epvi.Model)",
     Reason.NOT_REFINED: _REFINE,
+    Reason.RUNS_DIFFER: _REFINE,
     Reason.OTHER: "",
 }
 # Reasons that refinement rounds can remove.
-_REFINABLE = frozenset({Reason.LOST_MODE, Reason.UNEVEN_WEIGHTS})
+_REFINABLE = frozenset({Reason.LOST_MODE, Reason.UNEVEN_WEIGHTS, Reason.RUNS_DIFFER})
 
 
 def told(faults: Sequence[Fault], instead_of_rounds: Sequence[str] = ()) -> str:
