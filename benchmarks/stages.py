@@ -17,8 +17,8 @@ from susy import Rows
 import epvi
 from epvi.engines import local as pool
 from epvi.models import logistic
-from epvi.run.fit import _as_bytes
 from epvi.run.row_files import write_rows
+from epvi.run.sent_model import packed
 from epvi.run.worker import Job, run_shard
 from epvi.site.derivatives.expansion import Around
 from epvi.site.derivatives.passes import programs_of
@@ -118,7 +118,7 @@ def stages(rows: Rows, seed: int) -> None:
         programs = programs_of(model, columns)
         size = block_size(programs, columns, split.largest, inference.points_at_once)
         made_of = provenance(model, programs, Table(columns))
-        job = Job(_as_bytes(model), FitPlan(inference, size, np.asarray(jax.random.key_data(key)), made_of), None)
+        job = Job(packed(model), FitPlan(inference, size, np.asarray(jax.random.key_data(key)), made_of), None)
         folder = Path(tempfile.mkdtemp())
         try:
             with _timed(caller, "rows written for workers"):

@@ -150,6 +150,16 @@ def test_the_scope_pages_code_weighs_two_models():
 
 
 @pytest.mark.docs
+def test_the_multilevel_page_finds_the_made_up_counties():
+    _, printed = run_block("docs/multilevel.md")
+    assert printed.startswith("trust")
+    assert "the 85 group effects (level) were integrated out" in printed
+    for name, truth in (("mu", 1.5), ("tau", 0.3), ("slope", -0.7), ("sigma", 0.75)):
+        mean, sd = re.search(rf"^{name} +(\S+) +(\S+)", printed, flags=re.MULTILINE).groups()
+        assert abs(float(mean) - truth) < 4 * float(sd)
+
+
+@pytest.mark.docs
 def test_the_writer_of_the_handover_page_writes_what_epvi_reads(tmp_path):
     writer, reader = code_blocks("docs/handover.md")
     assert set(re.findall(r"^import (\w+)", writer, flags=re.MULTILINE)) == {"hashlib", "json", "struct"}
@@ -228,7 +238,12 @@ def test_the_demo_draws_its_picture_of_few_rows(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("example", "said"), [("demo.py", DEMO_SAYS), ("products.py", ["Exact", "Chain", "Subset", "Anchored"])]
+    ("example", "said"),
+    [
+        ("demo.py", DEMO_SAYS),
+        ("products.py", ["Exact", "Chain", "Subset", "Anchored"]),
+        ("multilevel.py", ["trust", "county  houses"]),
+    ],
 )
 def test_the_examples_draw_their_pictures(example, said, tmp_path):
     assert drawn([example], said, tmp_path).startswith(b"\x89PNG")

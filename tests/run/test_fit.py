@@ -20,7 +20,7 @@ import epvi
 from epvi.ground import compiled
 from epvi.ground.status import Status, StatusCode
 from epvi.models import logistic, simulate_logistic
-from epvi.run import worker
+from epvi.run import sent_model
 from epvi.site.derivatives import subposteriors
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
@@ -128,7 +128,7 @@ def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few(monkeypa
     counts = []
     for num_shards in (4, 40):
         TRACES.clear()
-        worker.model_of.cache_clear()
+        sent_model.model_of.cache_clear()
         monkeypatch.setattr(compiled, "_held", OrderedDict())
         with ThreadPoolExecutor(1) as executor:
             # Full shards only, so that both jobs have blocks of one size.

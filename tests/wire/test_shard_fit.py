@@ -54,8 +54,7 @@ def test_a_fit_comes_back_as_it_was(tmp_path, structure):
 def test_every_support_comes_back_without_the_model(support):
     space = some_fit(support=support).space
     described = json.loads(json.dumps(describe_space(space)))
-    means = np.zeros((1, space.dim))
-    again = read_space(Record({"space": described}), {"means": means})
+    again = read_space(Record({"space": described}), space.dim)
     assert again.signature() == space.signature()
     theta = np.random.default_rng(1).normal(size=(5, space.dim))
     for name, values in space.constrain(theta).items():

@@ -12,7 +12,6 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import jax
 import numpy as np
 
@@ -29,9 +28,10 @@ from epvi.run.grouping import grouped
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.run.scoring import Scoring
+from epvi.run.sent_model import model_of, packed
 from epvi.run.shards import shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
-from epvi.run.worker import Job, model_of
+from epvi.run.worker import Job
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import block_size
 from epvi.site.fit.inference import Inference
@@ -92,7 +92,7 @@ def fit(
     if inference.fits_together:
         integrated = grouped(model, programs, columns, split, shuffle and by is None, key)
     if integrated is not None:
-        sent = _as_bytes(integrated.model)
+        sent = packed(integrated.model)
         model, columns, split = model_of(sent), integrated.columns, integrated.split
         programs = programs_of(model, columns)
     size = _affordable_block(inference, programs, columns, split)
@@ -121,14 +121,14 @@ def fit(
 
 def _prepared(model: Model, table: Table) -> tuple[bytes, Programs, Provenance]:
     """The checked model for the workers, with what was found exchangeable declared; its programs and provenance."""
-    sent = _as_bytes(model)
+    sent = packed(model)
     model = model_of(sent)
     programs = programs_of(model, table.columns)
     programs.target.check(table.columns)
     programs.refuse_codes(table.columns)
     settled = settle_labels(model, programs, table.columns)
     if settled.model is not model:
-        sent = _as_bytes(settled.model)
+        sent = packed(settled.model)
         model = model_of(sent)
         programs = programs_of(model, table.columns, like=programs)
     return sent, programs, provenance(model, programs, table, settled.unaligned)
@@ -173,13 +173,3 @@ def _split(
     model.columns(list(table.columns))
     key = jax.random.fold_in(key, SeedStream.SPLIT)
     return table, split_evenly(table.num_rows, shards, shuffle=shuffle, key=key)
-
-
-def _as_bytes(model: Model) -> bytes:
-    try:
-        return cloudpickle.dumps(model)
-    except Exception as error:
-        raise EpviError(
-            f"the model cannot be sent to workers ({type(error).__name__}: {error}): keep files, locks and connections"
-            " out of what it refers to."
-        ) from error

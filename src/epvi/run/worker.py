@@ -11,7 +11,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import cloudpickle
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -20,6 +19,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
 from epvi.run.row_files import MappedRows
 from epvi.run.scoring import Scoring
+from epvi.run.sent_model import model_for
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions_cache import ExpansionsCache
 from epvi.site.derivatives.passes import programs_of
@@ -42,7 +42,7 @@ class Job:
     """What the tasks of all shards of one call share.
 
     Attributes:
-        model: the model, pickled by cloudpickle.
+        model: the model, as `sent_model` packs it.
         plan: settings of the fits.
         passes: memory-mapped file of one int32 per shard in which passes are counted for the progress bar, or None.
         token: identifies the call.
@@ -54,6 +54,18 @@ class Job:
     passes: Path | None
     token: str = ""
     keeps: bool = False
+
+    @property
+    def in_own_worker(self) -> bool:
+        """Whether its tasks run in epvi's own workers, in whose processes nobody else uses JAX or the user's modules.
+
+        Only they count passes in a file.
+        """
+        return self.passes is not None
+
+    def unpacked(self) -> Model:
+        """The model."""
+        return model_for(self.model, self.in_own_worker)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,7 +88,7 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
     report = functools.partial(count, np.zeros(1, int))
     report(0)
     with _at_work(job, "the fit"):
-        programs = programs_of(model_of(job.model), columns)
+        programs = programs_of(job.unpacked(), columns)
         return fit_columns(programs, columns, part, job.plan, report, tried=tried)
 
 
@@ -89,7 +101,7 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
         _keep_all(job, parts, rows)
     columns, sizes = _joined(rows)
     with _at_work(job, "the fit"):
-        programs = programs_of(model_of(job.model), columns)
+        programs = programs_of(job.unpacked(), columns)
         try:
             size = block_size(programs, columns, sum(sizes), 1)
             Subposterior.of(programs, columns, parts[0].prior, size).refuse_outside()
@@ -149,7 +161,7 @@ def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, quest
     plan = job.plan
     points = plan.inference.points_at_once
     with _at_work(job, "the scores"):
-        programs = programs_of(model_of(job.model), columns)
+        programs = programs_of(job.unpacked(), columns)
         made_of = plan.provenance()
         asking = Asking(plan.rows_per_block, made_of, scoring.exact, points, checked=True, share=share, memory=memory)
         return answer_columns(programs, columns, draws, draws.share_of(part.shard), asking)
@@ -171,7 +183,7 @@ def answer_batch(
     columns, sizes = _joined(rows)
     plan = job.plan
     with _at_work(job, "the scores"):
-        programs = programs_of(model_of(job.model), columns)
+        programs = programs_of(job.unpacked(), columns)
         points, exact = plan.inference.points_at_once, question.scoring.exact
         asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, share=question.share)
         made = answer_together(programs, columns, sizes, parts, question.draws, asking, known)
@@ -191,7 +203,7 @@ def effects_of(
         return NoRows()
     columns, _ = _joined(rows)
     with _at_work(job, "the group effects"):
-        return effects_given(programs_of(model_of(job.model), columns).target, columns, phi, empty)
+        return effects_given(programs_of(job.unpacked(), columns).target, columns, phi, empty)
 
 
 # Token of the call for which this process worked last.
@@ -204,8 +216,7 @@ def _at_work(job: Job, what: str) -> Iterator[None]:
     global _last_token
     if job.token != _last_token:
         _last_token = job.token
-        # Only epvi's own workers count passes in a file, and in their processes nobody else uses JAX.
-        let_go(own_process=job.passes is not None)
+        let_go(own_process=job.in_own_worker)
     try:
         with at_work(what):
             yield
@@ -248,12 +259,6 @@ def forget(token: str) -> None:
     """Free the rows of a call that has ended."""
     for key in [key for key in _KEPT if key[0] == token]:
         _KEPT.pop(key, None)
-
-
-@functools.lru_cache(maxsize=8)
-def model_of(model: bytes) -> Model:
-    """The unpickled model; the same object for the same bytes, so that its compiled functions are reused."""
-    return cloudpickle.loads(model)
 
 
 class _Passes:

@@ -59,12 +59,17 @@ def describe_space(space: Space) -> dict[str, Any]:
     return {"parameters": parameters, "exchangeable": [list(group) for group in space.exchangeable]}
 
 
-def read_space(record: Record, arrays: Mapping[str, np.ndarray]) -> Space:
-    """The space of a record, checked against the dimension of the array `means`."""
+def dimension(arrays: Mapping[str, np.ndarray]) -> int:
+    """The number of parameters, that of the array `means`."""
     means = arrays.get("means")
     if means is None or means.ndim != 2:
         raise Malformed("it has no array means")
-    table, d = record.table("space"), means.shape[1]
+    return means.shape[1]
+
+
+def read_space(record: Record, d: int) -> Space:
+    """The space of a record, checked against the number of parameters."""
+    table = record.table("space")
     parameters = table.list("parameters", functools.partial(_read_parameter, d=d), _MOST_PARAMETERS)
     if len({p.name for p in parameters}) < len(parameters):
         raise Malformed("its parameters have a name twice")

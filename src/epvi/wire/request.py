@@ -18,7 +18,7 @@ from epvi.ground.errors import EpviError
 from epvi.ground.printable import shown
 from epvi.parameters.space import Space
 from epvi.wire import envelope
-from epvi.wire.codec import describe_space, mixture_arrays, read_mixture, read_space
+from epvi.wire.codec import describe_space, dimension, mixture_arrays, read_mixture, read_space
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_text, printable
 from epvi.wire.shard_fit import MOST_SHARDS, Part, Provenance, describe_provenance, read_provenance
@@ -128,7 +128,7 @@ def pack_draws(draws: Draws) -> Envelope:
 def unpack_draws(content: Envelope) -> Draws:
     """The request of an envelope, checked."""
     record = Record(content.record)
-    space = read_space(record, content.arrays)
+    space = read_space(record, dimension(content.arrays))
     asked = read_asked(record.table("asked"))
     gaussians = read_mixture(record.text("structure"), content.arrays, space.dim)
     theta = read_points(content, "theta", asked.num_draws, space.dim)

@@ -18,7 +18,15 @@ from epvi.ground.printable import shown
 from epvi.ground.status import Status, StatusCode
 from epvi.parameters.space import Space
 from epvi.wire import envelope
-from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
+from epvi.wire.codec import (
+    describe_space,
+    describe_status,
+    dimension,
+    mixture_arrays,
+    read_mixture,
+    read_space,
+    read_status,
+)
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, as_text, as_texts, finite_or_none, number_or_nan, printable
 
@@ -191,7 +199,7 @@ def pack_fit(fit: ShardFit) -> Envelope:
 def unpack_fit(content: Envelope) -> ShardFit:
     """The fit of an envelope, checked."""
     record = Record(content.record)
-    space = read_space(record, content.arrays)
+    space = read_space(record, dimension(content.arrays))
     return read_fit(record.table("fit"), space, content.arrays)
 
 

@@ -159,6 +159,7 @@ def test_what_is_written_is_read():
         lambda record, arrays: arrays.update({"effects/root_slope": np.full((G, 3, 2), np.nan)}),
         lambda record, arrays: arrays.pop("effects/supports"),
         lambda record, arrays: arrays.update({"effects/weights": np.full(1, 0.5)}),
+        lambda record, arrays: arrays.update({"effects/mean": np.zeros((0, 2**44, 1))}),
     ],
 )
 def test_lies_are_refused(lie):

@@ -16,7 +16,15 @@ from epvi.hub.posterior.file_rounds import pack_rounds, read_rounds
 from epvi.hub.posterior.parts import Choices, Parts
 from epvi.hub.product.known import PRODUCTS
 from epvi.hub.product.result import Product, ProductMixture
-from epvi.wire.codec import describe_space, describe_status, mixture_arrays, read_mixture, read_space, read_status
+from epvi.wire.codec import (
+    describe_space,
+    describe_status,
+    dimension,
+    mixture_arrays,
+    read_mixture,
+    read_space,
+    read_status,
+)
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, finite_or_none, number_or_nan
 from epvi.wire.shard_fit import describe_fit, fit_arrays, read_fit
@@ -55,7 +63,7 @@ def pack_parts(parts: Parts) -> Envelope:
 def unpack_parts(content: Envelope) -> Parts:
     """The parts of a posterior from its envelope, checked."""
     record = Record(content.record)
-    space = read_space(record, content.arrays)
+    space = read_space(record, dimension(content.arrays))
     mixture = read_mixture(record.text("structure"), content.arrays, space.dim)
     described = record.list("fits", lambda fit, what: Record(fit, what), _MOST_FITS)
     if not described:

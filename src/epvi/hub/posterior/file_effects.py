@@ -36,7 +36,10 @@ def read_effects(record: Record, content: Envelope, shared: Space) -> tuple[Spac
     table, p = record.table("effects"), shared.dim
     mean = read_array(content, "effects/mean", (None, None, None))
     supports, levels, s = mean.shape
-    space = read_space(table, {"means": np.empty((1, p + levels * s))})
+    # The shape of an array without entries can claim any number of levels.
+    if not supports:
+        raise Malformed("its effects have no supports")
+    space = read_space(table, p + levels * s)
     which = GroupEffects(
         table.list("names", as_text, _MOST_NAMES),
         table.list("axes", lambda axis, what: int(as_number(axis, what)), _MOST_NAMES),
@@ -53,7 +56,7 @@ def read_effects(record: Record, content: Envelope, shared: Space) -> tuple[Spac
         read_array(content, "effects/mean_slope", (levels, s, p)),
         read_array(content, "effects/root_slope", (levels, t, p)),
     )
-    if not supports or np.any(effects.weights < 0) or not np.isclose(np.sum(effects.weights), 1):
+    if np.any(effects.weights < 0) or not np.isclose(np.sum(effects.weights), 1):
         raise Malformed("its effects have weights that do not sum to 1")
     if np.any(np.abs(effects.root[..., np.cumsum(np.arange(1, s + 1)) - 1]) > _MOST_LOG_SD):
         raise Malformed("its effects have variances outside 1e-150 to 1e150")

@@ -34,6 +34,8 @@ _DYNAMIC = frozenset(
     {"__import__", "compile", "delattr", "eval", "exec", "getattr", "globals", "input", "locals", "open", "setattr"}
     | {"super", "vars"}
 )
+# Types whose values can change.
+_MUTABLE = frozenset({list, dict, set})
 # Immutable types whose `repr` is their content.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), type(NotImplemented), Fraction, range)
 # Attributes of a class that do not change what it computes.
@@ -46,9 +48,14 @@ class _NotComparableError(Exception):
     """A value was met whose content cannot be hashed for certain."""
 
 
-def likeness(parts: Any) -> bytes | None:
-    """The hash of functions and values by content; None when they cannot be compared."""
-    found = _ContentHash()
+def likeness(parts: Any, in_one_process: bool = True) -> bytes | None:
+    """The hash of functions and values by content; None when they cannot be compared.
+
+    In one process jitted functions are compared by identity, too. A hash for several processes, in which values may
+    have changed since they were imported, is one of code and of what cannot change: it leaves out identities, lists,
+    mappings, sets and objects.
+    """
+    found = _ContentHash(in_one_process)
     try:
         found.add(parts)
     except (_NotComparableError, RecursionError):
@@ -59,7 +66,8 @@ def likeness(parts: Any) -> bytes | None:
 class _ContentHash:
     """A BLAKE2b digest of an object graph, walked in a fixed order; repeated objects enter as back-references."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_one_process: bool) -> None:
+        self._in_one_process = in_one_process
         # 32 bytes: collisions need about 2^128 models.
         self.digest = hashlib.blake2b(digest_size=32)
         # id -> (number, object). Holding the objects keeps their ids from being reused during the walk.
@@ -76,7 +84,9 @@ class _ContentHash:
         # Not tuples: whether two equal ones are the same object is up to the interpreter.
         if type(value) is not tuple:
             self._seen[id(value)] = len(self._seen), value
-        if isinstance(value, np.ndarray | np.generic | jax.Array):
+        if not self._in_one_process and type(value) in _MUTABLE:
+            self._update(type(value).__name__)
+        elif isinstance(value, np.ndarray | np.generic | jax.Array):
             self._array(value)
         elif isinstance(value, types.ModuleType):
             self._module(value, (), set())
@@ -87,8 +97,10 @@ class _ContentHash:
             _BY_TYPE[type(value)](self, value)
         elif isinstance(value, type):
             self._class(value)
-        else:
+        elif self._in_one_process:
             self._object(value)
+        else:
+            self._update(type(value).__qualname__)
 
     def _update(self, *words: str) -> None:
         for word in words:
@@ -123,7 +135,7 @@ class _ContentHash:
 
     def _function(self, function: types.FunctionType) -> None:
         self._update(function.__qualname__)
-        self.add([function.__defaults__, function.__kwdefaults__, function.__dict__])
+        self._sequence([function.__defaults__, function.__kwdefaults__, function.__dict__])
         for cell in function.__closure__ or ():
             try:
                 self.add(cell.cell_contents)
@@ -146,7 +158,7 @@ class _ContentHash:
             raise _NotComparableError
         counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
         names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-        self.add([code.co_name, counts, names, code.co_code, code.co_exceptiontable])
+        self._sequence([code.co_name, counts, names, code.co_code, code.co_exceptiontable])
         for constant in code.co_consts:
             self._code(constant) if isinstance(constant, types.CodeType) else self.add(constant)
 
@@ -176,7 +188,8 @@ class _ContentHash:
 
     def _jitted(self, value: Any) -> None:
         # By identity: it may have been traced when its globals had other values.
-        self._update(str(id(value)))
+        if self._in_one_process:
+            self._update(str(id(value)))
         self.add(value.__wrapped__)
 
     def _property(self, value: property) -> None:

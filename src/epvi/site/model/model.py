@@ -139,6 +139,10 @@ class Model:
             self._key = alone
         return self._key
 
+    def content(self) -> bytes | None:
+        """A hash of everything that defines the model, the same in all processes; None if there is none."""
+        return likeness(self.parts(), in_one_process=False)
+
     def declared(self, groups: tuple[tuple[str, ...], ...]) -> "Model":
         """The same model with these groups declared exchangeable."""
         made = copy.copy(self)
