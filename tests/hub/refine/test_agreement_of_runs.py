@@ -11,6 +11,7 @@ from epvi.gaussian.quasi_random import draw, log_density, uniform_points
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.adaptive import begun, continued, kept_best
 from epvi.hub.refine.agreement_of_runs import disagreement, wide
+from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.propose import Proposal, _source
@@ -45,7 +46,7 @@ def some(mixture):
 def scored(posterior, log_p, seed=0):
     """The answer to a round of draws, and the certificate that follows from it."""
     q, past = posterior.mixture, 0 if posterior.step is None else posterior.step.adapted
-    source = _source(q, None, NUM_DRAWS, whole=past > 0)
+    source = _source(q, None, NUM_DRAWS, adapted=past > 0)
     points = uniform_points(NUM_DRAWS, q.dim + 1, (seed, past))
     parts = np.split(points, np.cumsum([count for count, _ in source.parts])[:-1])
     theta = np.concatenate([draw(part, u) for (_, part), u in zip(source.parts, parts, strict=True)])
@@ -100,14 +101,17 @@ def rounds(log_p, posterior, seed=0):
 @pytest.mark.usefixtures("untyped")
 def test_runs_agree_if_their_weighted_draws_do():
     near, far = gaussian([0.3, 0.0], [1.2, 1.0]), gaussian([-0.2, 0.2], [0.9, 1.4])
-    one, other = ((q, scored(some(q), standard_normal)[1]) for q in (near, far))
-    assert disagreement(one, other) is None
+    (answered, first), (_, second) = (scored(some(q), standard_normal) for q in (near, far))
+    pool = ScoredDraws(answered.proposal.theta, answered.log_p, (answered.proposal.source,))
+    assert disagreement((near, first), (far, second), pool) is None
     shifted = scored(some(far), lambda theta: standard_normal(theta - 0.3))[1]
-    assert "in a mean" in disagreement(one, (far, shifted))
+    assert "runs of adaptive rounds differ by 0.3" in disagreement((near, first), (far, shifted), pool)
     larger = scored(some(far), lambda theta: standard_normal(theta / 1.3))[1]
-    assert "in an sd" in disagreement(one, (far, larger))
-    heavier = dataclasses.replace(other[1], log_evidence=Estimate(other[1].log_evidence.value + 0.3, np.asarray(0.01)))
-    assert "evidence" in disagreement(one, (far, heavier))
+    assert "in an sd" in disagreement((near, first), (far, larger), pool)
+    heavier = dataclasses.replace(second, log_evidence=Estimate(second.log_evidence.value + 0.3, np.asarray(0.01)))
+    assert "evidence" in disagreement((near, first), (far, heavier), pool)
+    elsewhere = dataclasses.replace(pool, theta=pool.theta + 0.3)
+    assert "all draws together" in disagreement((near, first), (far, second), elsewhere)
 
 
 @pytest.mark.usefixtures("untyped")

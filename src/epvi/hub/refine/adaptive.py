@@ -28,11 +28,11 @@ _FEW_PARAMETERS = 20
 # Posteriors whose weights have this efficiency need no adaptive rounds, and those with trust and this one no more.
 # Judgement: as much as a mixture fitted to some thousand draws can have.
 _EFFICIENT = 0.9
-# A second run confirms the first from this efficiency on. Judgement: standard errors of means are then 0.03 sds.
-_CONFIRMING = 0.5
-# A run ends when a round gains nothing over the best, from so many on (with the one before them); all runs end after so
-# many. Judgement: the first rounds find where the posterior is, and may be worse than what was there before.
-_LEAST_ROUNDS, _MOST_ROUNDS = 4, 30
+# A run ends when a round gains nothing over the best, from so many on (with the one before them), later if the best is
+# below this efficiency; all runs end after so many. Judgement: the first rounds find where the posterior is, and may be
+# worse than what was there before. A second run confirms the first from the same efficiency on: standard errors of
+# means are 0.03 sds then.
+_LEAST_ROUNDS, _LATER_ROUNDS, _MOST_ROUNDS, _HALF = 4, 8, 30, 0.5
 # Draws from which on a mixture can be fitted. Judgement.
 _LEAST_DRAWS = 1024
 # Why the best round of a run cannot be trusted by itself.
@@ -68,17 +68,17 @@ def continued(posterior: Posterior, answered: Answered, certificate: Certificate
     in_all = in_run + (len(step.first.pool.sources) if step.first is not None else 0)
     if in_all >= _MOST_ROUNDS:
         return _final(best, found)
-    if not _settled(found, second=step.first is not None, in_vain=not better and in_run > _LEAST_ROUNDS):
+    least = _LEAST_ROUNDS if found.efficiency >= _HALF else _LATER_ROUNDS
+    if not _settled(found, second=step.first is not None, in_vain=not better and in_run > least):
         return _next(best, found, step)
     if step.first is None:
         return _second(best, found, step)
-    first = step.first
-    apart = disagreement((first.mixture, first.certificate), (best.mixture, found))
+    assert step.pool is not None
+    first, pool = step.first, step.first.pool.joined(step.pool)
+    apart = disagreement((first.mixture, first.certificate), (best.mixture, found), pool)
     if apart is None:
         return _ended(*_better_of(first, best, found))
-    assert step.pool is not None
-    both = dataclasses.replace(step, pool=first.pool.joined(step.pool), first=None)
-    return _next(best, _doubted(found, apart), both)
+    return _next(best, _doubted(found, apart), dataclasses.replace(step, pool=pool, first=None))
 
 
 def _settled(certificate: Certificate, *, second: bool, in_vain: bool) -> bool:
@@ -86,7 +86,7 @@ def _settled(certificate: Certificate, *, second: bool, in_vain: bool) -> bool:
     if certificate.verdict == Verdict.NOT:
         return False
     good = certificate.verdict == Verdict.TRUST and certificate.efficiency >= _EFFICIENT
-    return in_vain or good or (second and certificate.efficiency >= _CONFIRMING)
+    return in_vain or good or (second and certificate.efficiency >= _HALF)
 
 
 def kept_best(posterior: Posterior, certificate: Certificate) -> Posterior:
@@ -181,16 +181,13 @@ def _asked(posterior: Posterior, mixture: GaussianMixture, step: Step, how: str)
 
 
 def _final(best: Posterior, certificate: Certificate) -> Posterior:
-    """The best posterior when no further round follows: one of adaptive rounds is trusted if two runs agree."""
+    """The best posterior when no further round follows: one of adaptive rounds is not trusted without a second run."""
     step = best.step
     assert step is not None
-    if step.first is None:
-        return _ended(best, _doubted(certificate, _ALONE) if step.adapted else certificate)
-    pair = step.first.mixture, step.first.certificate
-    trusted = certificate.verdict != Verdict.NOT and step.first.certificate.verdict != Verdict.NOT
-    apart = disagreement(pair, (best.mixture, certificate)) if trusted else _ALONE
-    chosen, found = _better_of(step.first, best, certificate)
-    return _ended(chosen, found if apart is None else _doubted(found, apart))
+    if step.first is not None:
+        best, certificate = _better_of(step.first, best, certificate)
+    alone = step.first is not None or step.adapted > 0
+    return _ended(best, _doubted(certificate, _ALONE) if alone else certificate)
 
 
 def _doubted(certificate: Certificate, finding: str) -> Certificate:

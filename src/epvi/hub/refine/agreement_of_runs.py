@@ -8,8 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
+from scipy.special import softmax
 
 from epvi.gaussian.mixture import GaussianMixture
+from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.trust.certify import Certificate
 
 # Means (in sds), sds (relative) and log evidences (in nats) may differ by this and two standard errors. Judgement: as
@@ -29,16 +31,24 @@ class _Found(NamedTuple):
     sd_error: Float[np.ndarray, " d"]
 
 
-def disagreement(a: tuple[GaussianMixture, Certificate], b: tuple[GaussianMixture, Certificate]) -> str | None:
-    """In what two posteriors with their weighted draws differ, as a clause; None if they agree."""
-    one, other = _found(*a), _found(*b)
-    sd = np.sqrt(one.sd * other.sd)
-    away = np.abs(one.mean - other.mean) / sd
-    if np.any(away > _SMALL + _ERRORS * np.hypot(one.mean_error, other.mean_error) / sd):
-        return f"two runs of adaptive rounds differ by {np.max(away):.2f} sds in a mean"
-    factor = np.abs(np.log(one.sd / other.sd))
-    if np.any(factor > _SMALL + _ERRORS * np.hypot(one.sd_error, other.sd_error)):
-        return f"two runs of adaptive rounds differ by {np.expm1(np.max(factor)):.0%} in an sd"
+def disagreement(
+    a: tuple[GaussianMixture, Certificate], b: tuple[GaussianMixture, Certificate], pool: ScoredDraws
+) -> str | None:
+    """In what two posteriors differ from each other or from all scored draws, as a clause; None if they agree.
+
+    The pool holds what single rounds have found farther out, and their mixtures have lost again.
+    """
+    one, other, whole = _found(*a), _found(*b), _found_in(pool)
+    pairs = [("two runs of adaptive rounds", one, other)]
+    pairs += [("a run of adaptive rounds and all draws together", each, whole) for each in (one, other)]
+    for who, these, those in pairs:
+        sd = np.sqrt(these.sd * those.sd)
+        away = np.abs(these.mean - those.mean) / sd
+        if np.any(away > _SMALL + _ERRORS * np.hypot(these.mean_error, those.mean_error) / sd):
+            return f"{who} differ by {np.max(away):.2f} sds in a mean"
+        factor = np.abs(np.log(these.sd / those.sd))
+        if np.any(factor > _SMALL + _ERRORS * np.hypot(these.sd_error, those.sd_error)):
+            return f"{who} differ by {np.expm1(np.max(factor)):.0%} in an sd"
     first, second = a[1].log_evidence, b[1].log_evidence
     if first is None or second is None:
         return None
@@ -68,3 +78,12 @@ def _found(mixture: GaussianMixture, certificate: Certificate) -> _Found:
     variance_error = np.sqrt(difference**2 @ ((z - shift) ** 2 - variance) ** 2)
     sd = np.sqrt(variance)
     return _Found(centre + unit * shift, unit * sd, unit * mean_error, variance_error / (2 * variance))
+
+
+def _found_in(pool: ScoredDraws) -> _Found:
+    weights = softmax(pool.log_weights())
+    mean = weights @ pool.theta
+    away = pool.theta - mean
+    variance = weights @ away**2
+    variance_error = np.sqrt(weights**2 @ (away**2 - variance) ** 2)
+    return _Found(mean, np.sqrt(variance), np.sqrt(weights**2 @ away**2), variance_error / (2 * variance))
