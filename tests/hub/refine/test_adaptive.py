@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy import stats
+from scipy import linalg, stats
 from scipy.special import logsumexp
 
 import epvi
@@ -16,7 +16,7 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import draw, log_density, uniform_points
 from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.scale_mixture import _AT_FIRST, _SCALES, _Fitted, _fitted, _step, scale_mixture
-from epvi.hub.trust.propose import Source
+from epvi.hub.trust.propose import Source, _lengthened
 
 
 def mixture(means, sds, weights=None):
@@ -99,6 +99,21 @@ def test_few_of_many_draws_keep_the_weighted_mean():
     assert np.sum(weights) == pytest.approx(1.0)
     assert weights @ some[:, 0] == pytest.approx(0.0, abs=4 / np.sqrt(8192))
     assert weights @ some[:, 0] ** 2 == pytest.approx(1.0, abs=4 * np.sqrt(2 / 8192))
+
+
+def test_components_are_longer_along_their_largest_axis_relative_to_the_whole():
+    rng = np.random.default_rng(4)
+    means, shape = rng.normal(size=(3, 2)) * [1.0, 50.0], rng.normal(size=(3, 2, 2)) * [1.0, 50.0]
+    q = GaussianMixture.from_covariances(means, np.einsum("kij,kil->kjl", shape, shape), rng.dirichlet(np.ones(3)))
+    longer, whole = _lengthened(q), np.asarray(q.covariance())
+    np.testing.assert_allclose(np.asarray(longer.means), np.asarray(q.means))
+    for before, after in zip(np.asarray(q.covariances()), np.asarray(longer.covariances()), strict=True):
+        # In the directions that diagonalise both the component's and the whole covariance, one variance is nine times
+        # as large, that which is largest relative to the whole.
+        relative, axes = linalg.eigh(before, whole)
+        dual = whole @ axes
+        expected = (dual * (relative * [1.0, 9.0])) @ dual.T
+        np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-9)
 
 
 def nothing_seen(y):
