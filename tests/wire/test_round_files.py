@@ -21,7 +21,7 @@ from epvi.gaussian.mixture import Estimate
 from epvi.hub.posterior.posterior import pack_posterior, unpack_posterior
 from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.pool import ScoredDraws
-from epvi.hub.refine.step import Step
+from epvi.hub.refine.step import Run, Step
 from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.chains import Chains
@@ -145,13 +145,16 @@ def same(a, b):
 
 
 def adapting_posterior():
-    """In the midst of adaptive rounds."""
+    """In the midst of the second run of adaptive rounds."""
     made = some_posterior()
     wide = made.mixture
     pool = ScoredDraws(
         np.arange(30.0).reshape(5, 6), -np.arange(5.0), (Source(((4, wide), (1, wide))), Source(((3, wide),)))
     )
-    step = Step(4, 1.0, 0.5, None, wide, some_certificate(made, 1), adapted=2, mixture_adapted=1, pool=pool)
+    first = Run(wide, some_certificate(made, 2), 1, ScoredDraws(pool.theta[1:], pool.log_p[1:], pool.sources[:1]))
+    step = Step(
+        4, 1.0, 0.5, None, wide, some_certificate(made, 1), adapted=2, mixture_adapted=1, pool=pool, first=first
+    )
     return dataclasses.replace(made, step=step)
 
 
@@ -167,6 +170,9 @@ def test_the_pool_of_adaptive_rounds_comes_back(tmp_path):
         (("pool", 0, "parts"), []),
         (("pool", 0, "parts", 0, "draws"), 0),
         (("pool", 1, "parts", 0, "draws"), 2**60),
+        (("first", "pool"), []),
+        (("first", "adapted"), -1),
+        (("first", "mixture"), "round"),
         (("pool", 0, "parts", 1, "structure"), "round"),
         (("mixture",), None),
         (("adapted",), -1),

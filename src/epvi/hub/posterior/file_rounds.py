@@ -15,7 +15,7 @@ from epvi.hub.posterior.file_chains import chains_arrays, describe_chains, read_
 from epvi.hub.posterior.file_pool import describe_pool, pool_arrays, read_pool
 from epvi.hub.posterior.parts import Parts
 from epvi.hub.refine.natural_gradient import JointMoments
-from epvi.hub.refine.step import Step
+from epvi.hub.refine.step import Run, Step
 from epvi.hub.trust.agreement import Accord, Agreement, agreement_of
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
@@ -185,6 +185,7 @@ def describe_step(step: Step | None) -> dict[str, Any] | None:
         "adapted": step.adapted,
         "mixture_adapted": step.mixture_adapted,
         "pool": describe_pool(step.pool),
+        "first": _describe_run(step.first),
     }
 
 
@@ -192,7 +193,10 @@ def step_arrays(step: Step | None) -> dict[str, np.ndarray]:
     """The arrays of a refinement's state by name."""
     if step is None:
         return {}
-    arrays = certificate_arrays(step.certificate, "before/certificate/") | pool_arrays(step.pool)
+    arrays = certificate_arrays(step.certificate, "before/certificate/") | pool_arrays(step.pool, "pool/")
+    if step.first is not None:
+        arrays |= mixture_arrays(step.first.mixture, "first/posterior/") | pool_arrays(step.first.pool, "first/pool/")
+        arrays |= certificate_arrays(step.first.certificate, "first/certificate/")
     if step.mixture is not None:
         arrays |= mixture_arrays(step.mixture, "before/posterior/")
     if step.before is not None:
@@ -221,11 +225,33 @@ def read_step(record: Record, content: Envelope, dim: int, shards: Sequence[str]
     adapted, of_mixture = (
         record.whole(name, 0, _MOST_ROUNDS) if _there(record, name) else 0 for name in ("adapted", "mixture_adapted")
     )
-    pool = read_pool(record, content, dim) if _there(record, "pool") else None
+    pool = read_pool(record, content, dim, "pool/") if _there(record, "pool") else None
+    first = _read_run(record.table("first"), content, dim, num_answers) if _there(record, "first") else None
     if pool is not None and (mixture is None or certificate is None or before is not None):
         raise Malformed("its pool of scored draws is there without the posterior to return to")
     rounds = record.whole("rounds", 0, _MOST_ROUNDS)
-    return Step(rounds, rate, gained, before, mixture, certificate, adapted, of_mixture, pool)
+    return Step(rounds, rate, gained, before, mixture, certificate, adapted, of_mixture, pool, first)
+
+
+def _describe_run(run: Run | None) -> dict[str, Any] | None:
+    """A run of adaptive rounds without its arrays, as JSON."""
+    if run is None:
+        return None
+    return {
+        "mixture": run.mixture.structure.name,
+        "certificate": describe_certificate(run.certificate),
+        "adapted": run.adapted,
+        "pool": describe_pool(run.pool),
+    }
+
+
+def _read_run(record: Record, content: Envelope, dim: int, num_answers: int) -> Run:
+    return Run(
+        read_mixture(record.text("mixture"), content.arrays, dim, "first/posterior/"),
+        read_certificate(record.table("certificate"), content, "first/certificate/", dim, num_answers),
+        record.whole("adapted", 0, _MOST_ROUNDS),
+        read_pool(record, content, dim, "first/pool/"),
+    )
 
 
 def _read_moments(structure: str, content: Envelope, dim: int) -> JointMoments:

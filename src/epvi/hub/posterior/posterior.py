@@ -149,7 +149,9 @@ class Posterior:
         found = self.certificate
         if found is not None and errors.faults:
             faults = (*found.faults, *errors.faults)
-            found = dataclasses.replace(found, verdict=Verdict.NOT, text=told(faults), faults=faults)
+            found = dataclasses.replace(
+                found, verdict=Verdict.NOT, text=told(faults, found.agreement.clause), faults=faults
+            )
         found = None if found is None else dataclasses.replace(found, text=found.text + effects.said(errors))
         return dataclasses.replace(self, space=space, effects=effects, certificate=found)
 

@@ -55,6 +55,7 @@ class Reason(enum.StrEnum):
     NOT_REFINED = "not-refined"
     EFFECTS = "effects"
     CHAINS = "chains"
+    RUNS_DIFFER = "runs-differ"
     OTHER = "other"
 
 
@@ -104,10 +105,11 @@ _REMEDIES = {
         "take more warm-up and draws (fallback=epvi.NUTS(num_warmup=..., num_samples=...)), or another parametrisation"
         " of the model"
     ),
+    Reason.RUNS_DIFFER: _REFINE,
     Reason.OTHER: "",
 }
 # Reasons that refinement rounds can remove.
-_REFINABLE = frozenset({Reason.LOST_MODE, Reason.UNEVEN_WEIGHTS})
+_REFINABLE = frozenset({Reason.LOST_MODE, Reason.UNEVEN_WEIGHTS, Reason.RUNS_DIFFER})
 
 
 def headed(verdict: Verdict, disagree: str) -> str:
