@@ -127,6 +127,21 @@ def many_categories(y):
     observed(dist.Categorical(numpyro.sample("p", dist.Dirichlet(jnp.ones(6)))), y)
 
 
+def classes(x, y):
+    """Softmax regression: a category without rows changes the others only through their sum."""
+    slopes, levels = vector("slopes", dist.Normal(0, 1), 4, 3), vector("levels", dist.Normal(0, 2), 4)
+    observed(dist.Categorical(logits=x @ slopes.T + levels), jnp.asarray(y, int) - OFFSET)
+
+
+def classes_beside_the_first(x, y):
+    levels = vector("levels", dist.Normal(0, 2), 5)
+    observed(dist.Categorical(logits=jnp.append(0.0, levels) + x[:, :1]), y)
+
+
+def classes_of_groups(g, y):
+    observed(dist.Categorical(logits=vector("b", dist.Normal(0, 1), 3, 5)[g]), y)
+
+
 def shares(p):
     """Rows on a simplex: no synthetic row is possible."""
     observed(dist.Dirichlet(vector("a", dist.LogNormal(0, 1), 3)), p)
@@ -141,6 +156,9 @@ def log_sum(values, block):
     return jax.nn.logsumexp(-0.5 * (block["y"][:, None] - values["m"]) ** 2, axis=1)
 
 
+# Codes of the years 1990 to 1993.
+OFFSET = 1990
+RARE = np.where(np.arange(5000) < 2, np.arange(5000), 2 + np.arange(5000) % 2)
 DENSITY = Model.from_log_density(lambda values: -0.5 * jnp.sum(values["m"] ** 2), log_sum, {"m": 3})
 EQUAL, ZERO = X[:, [0, 0, 1]], X * [0.0, 0.0, 1.0]
 SIMPLEX = RNG.dirichlet(np.ones(3), N)
@@ -162,6 +180,11 @@ FOUND = {
     "codes that do not begin at 0": (years, {"g": CODES + 1990, "y": Y}, []),
     "categories without rows": (categories, {"y": np.full(N, 3)}, []),
     "many categories without rows": (many_categories, {"y": np.arange(N) % 2 * 2}, []),
+    "classes without rows": (classes, {"x": X, "y": OFFSET + CODES}, []),
+    "classes of numbers without rows": (classes, {"x": X, "y": OFFSET + CODES - 2.0}, []),
+    "rare classes": (classes, {"x": RNG.normal(size=(5000, 3)), "y": OFFSET + RARE}, []),
+    "classes beside the first one": (classes_beside_the_first, {"x": X, "y": CODES - 1}, []),
+    "classes of groups": (classes_of_groups, {"g": np.arange(N) % 2, "y": CODES}, []),
     "rows on a simplex": (shares, {"p": SIMPLEX}, []),
     "parameters without a role": (unused, {"y": Y}, []),
 }
@@ -173,6 +196,7 @@ QUICK = (
     "log densities",
     "equal columns",
     "groups without rows",
+    "rare classes",
     "many categories without rows",
 )
 

@@ -1,8 +1,8 @@
 """Finds exchangeable parameters: axes along which entries can be permuted without changing the log joint density.
 
 Takes the compiled programs of a model and its rows; gives groups of axes, by evaluating the density at a few points
-with the entries permuted. Rows are synthetic ones and a site's own, shuffled: in the rows as they are, permuting the
-effects of two groups without rows, or the coefficients of two equal columns, changes nothing either.
+with the entries permuted. Most of the rows are made up (`made_up_rows.py`): in the rows as they are, permuting two
+categories without rows, or the coefficients of two equal columns, changes nothing either.
 """
 
 import dataclasses
@@ -18,8 +18,8 @@ from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Parameter, Space
 from epvi.parameters.stick_breaking import from_log_weights, log_weights
 from epvi.site.derivatives.passes import Programs
-from epvi.site.model.example_runs import FEW
 from epvi.site.rows.columns import Columns
+from epvi.site.tasks.made_up_rows import made_up_blocks
 
 # Points θ at which densities are compared, and the sd of their coordinates. Judgement: one could be a special point,
 # and densities near 0 are finite.
@@ -157,7 +157,7 @@ class SymmetryTest:
     def blocks(self) -> list[Any]:
         """The rows to compare densities on."""
         with jax.enable_x64(True):
-            return jax.device_put(list(_blocks(self._columns, self._rng)))
+            return jax.device_put(list(made_up_blocks(self._columns, self._rng, _SHORT)))
 
     def unchanged(self, axes: Sequence[Axis], order: np.ndarray) -> bool:
         """Whether permuting entries along these axes changes no density."""
@@ -238,32 +238,3 @@ def permuted(space: Space, theta: np.ndarray, axes: Sequence[Axis], order: np.nd
         else:
             theta[part] = np.take(flat, order, axis=number).ravel()
     return theta
-
-
-def _blocks(columns: Columns, rng: np.random.Generator) -> Iterator[dict[str, np.ndarray]]:
-    """Rows to compare densities on.
-
-    The first ones do not depend on the site's own: numbers of either sign with codes 0 and 1, and numbers within (0, 1)
-    with codes 0 to 3. Then rows of the site whose entries come from different rows, with other sizes; and rows as they
-    are, which are possible values of what is observed.
-    """
-    names = sorted(columns)
-    yield {name: _made_up(columns[name], rng.standard_normal, 2, rng) for name in names}
-    yield {name: _made_up(columns[name], rng.random, 4, rng) for name in names}
-    shuffled = {}
-    for name in names:
-        column = columns[name]
-        which = rng.integers(len(column), size=(FEW, *column.shape[1:]))
-        entries = np.take_along_axis(column, which.reshape(FEW, *column.shape[1:]), axis=0)
-        scaled = entries * rng.uniform(0.5, 1.5, entries.shape) if column.dtype.kind == "f" else entries
-        shuffled[name] = np.asarray(scaled, column.dtype)
-    yield shuffled
-    which = rng.integers(len(columns[names[0]]), size=FEW)
-    yield {name: np.asarray(columns[name][which]) for name in names}
-
-
-def _made_up(column: np.ndarray, draw: Any, codes: int, rng: np.random.Generator) -> np.ndarray:
-    shape = (FEW, *column.shape[1:])
-    if column.dtype.kind == "f":
-        return draw(shape).astype(column.dtype)
-    return rng.integers(2 if column.dtype.kind == "b" else codes, size=shape).astype(column.dtype)
