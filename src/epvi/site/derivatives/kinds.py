@@ -11,10 +11,13 @@ Kind = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def kind_of(block: Mapping[str, Any], num_rows: int | None = None) -> Kind:
-    """The kind of a block, with its own number of rows or with `num_rows`; each kind needs its own program."""
+    """The kind of a block, with its own number of rows or with `num_rows`; each kind needs its own program.
+
+    Columns are sorted, since JAX sorts them when it traces a function of the block.
+    """
     return tuple(
         (name, (len(column) if num_rows is None else num_rows, *column.shape[1:]), np.dtype(column.dtype).str)
-        for name, column in block.items()
+        for name, column in sorted(block.items())
     )
 
 
