@@ -244,8 +244,8 @@ class Subposteriors:
         weights[: len(shards)] = self.weights[shards]
         return weights
 
-    def window(self, call: Call) -> tuple[Columns, np.ndarray | None]:
-        """The window of rows of a call, and their weights if rows have some."""
+    def window(self, call: Call) -> tuple[dict[str, Any], Any]:
+        """The window of rows of a call, and their weights if rows have some; on the device if passes share it."""
         if self.windows.num_rows <= self.windows.window:
             return self._only_window
         return self._cut(call.first)
