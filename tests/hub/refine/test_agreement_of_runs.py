@@ -12,6 +12,7 @@ from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.adaptive import begun, continued, kept_best
 from epvi.hub.refine.agreement_of_runs import disagreement, wide
 from epvi.hub.refine.pool import ScoredDraws
+from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.propose import Proposal, _source
@@ -69,7 +70,7 @@ def scored(posterior, log_p, seed=0):
         elbo=found.elbo,
         log_evidence=found.log_evidence,
         doubt=0.0,
-        conflict=(),
+        agreement=Agreement(Accord.UNTESTED, "not tested.", ("1",), (1.0,)),
         theta=theta,
         weights=found.corrected,
         own=found.own,

@@ -226,7 +226,7 @@ def read_step(record: Record, content: Envelope, dim: int, shards: Sequence[str]
         record.whole(name, 0, _MOST_ROUNDS) if _there(record, name) else 0 for name in ("adapted", "mixture_adapted")
     )
     pool = read_pool(record, content, dim, "pool/") if _there(record, "pool") else None
-    first = _read_run(record.table("first"), content, dim, num_answers) if _there(record, "first") else None
+    first = _read_run(record.table("first"), content, dim, shards) if _there(record, "first") else None
     if pool is not None and (mixture is None or certificate is None or before is not None):
         raise Malformed("its pool of scored draws is there without the posterior to return to")
     rounds = record.whole("rounds", 0, _MOST_ROUNDS)
@@ -245,10 +245,10 @@ def _describe_run(run: Run | None) -> dict[str, Any] | None:
     }
 
 
-def _read_run(record: Record, content: Envelope, dim: int, num_answers: int) -> Run:
+def _read_run(record: Record, content: Envelope, dim: int, shards: Sequence[str]) -> Run:
     return Run(
         read_mixture(record.text("mixture"), content.arrays, dim, "first/posterior/"),
-        read_certificate(record.table("certificate"), content, "first/certificate/", dim, num_answers),
+        read_certificate(record.table("certificate"), content, "first/certificate/", dim, shards),
         record.whole("adapted", 0, _MOST_ROUNDS),
         read_pool(record, content, dim, "first/pool/"),
     )
