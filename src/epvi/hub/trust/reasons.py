@@ -45,6 +45,7 @@ class Reason(enum.StrEnum):
     UNCERTAIN_SCORES = "uncertain-scores"
     LABELS = "labels"
     NOT_REFINED = "not-refined"
+    INTEGRALS = "integrals"
     OTHER = "other"
 
 
@@ -71,6 +72,7 @@ _REMEDIES = {
     Reason.UNCERTAIN_SCORES: "ask for exact ones (exact=True, --exact)",
     Reason.LABELS: "fix an order by an ordered prior (dist.transforms.OrderedTransform), or declare them (epvi.Model)",
     Reason.NOT_REFINED: _REFINE,
+    Reason.INTEGRALS: "give each group fewer effects, or effects whose prior is nearer to a normal one",
     Reason.OTHER: "",
 }
 # Reasons that refinement rounds can remove.

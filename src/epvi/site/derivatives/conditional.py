@@ -42,7 +42,7 @@ def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray,
     assert target.conditional is not None
     width, pieces = columns[LEVELS].shape[1], []
     with jax.enable_x64(True), promotion_allowed():
-        for block, known in _blocks(columns):
+        for block, known in blocks(columns):
             slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
             pieces.append([np.asarray(part)[known * width :] for part in (*values, *slopes)])
     return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
@@ -57,7 +57,7 @@ def conditional_values(
     # The last points are repeated, so that all calls have the same shape.
     padded = np.concatenate([phi, np.repeat(phi[-1:], -len(phi) % _POINTS_AT_ONCE, axis=0)])
     with jax.enable_x64(True), promotion_allowed():
-        for block, known in _blocks(columns):
+        for block, known in blocks(columns):
             found = [
                 target.conditional_values(jnp.asarray(some, jnp.float64), block)
                 for some in padded.reshape(-1, _POINTS_AT_ONCE, phi.shape[1])
@@ -80,7 +80,7 @@ def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> 
     return dict(sorted({**columns, PILOT: pilot}.items()))
 
 
-def _blocks(columns: Columns) -> Iterator[tuple[Columns, int]]:
+def blocks(columns: Columns) -> Iterator[tuple[Columns, int]]:
     """Blocks of bundles, each with the number of its first bundles that were in the block before.
 
     The last one overlaps with the one before, so that all have the same shape.

@@ -21,8 +21,18 @@ import numpy as np
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.group_effects import GroupEffects
 from epvi.site.derivatives.by_level import LevelProgram, Places, trace_by_level
+from epvi.site.derivatives.effect_draws import draw_effects, integral_errors
 from epvi.site.derivatives.groups import Groups, own
-from epvi.site.derivatives.integral import Joint, Nodes, joint_at, log_integrals, moments, nodes_about, nodes_of
+from epvi.site.derivatives.integral import (
+    Joint,
+    Nodes,
+    finer_nodes_of,
+    joint_at,
+    log_integrals,
+    moments,
+    nodes_about,
+    nodes_of,
+)
 from epvi.site.derivatives.through_marginal import LinkedMarginal, linked_marginal
 from epvi.site.model.model import Model
 from epvi.site.model.target import Block, Target
@@ -89,6 +99,8 @@ class Marginal:
             conditional=self.conditional,
             conditional_values=self.conditional_values,
             links=self.links,
+            draw_effects=self.draw_effects,
+            integral_errors=self.integral_errors,
         )
 
     @functools.cached_property
@@ -123,6 +135,25 @@ class Marginal:
 
     def at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
         """The joint density of each group and its effects, and the nodes over these."""
+        joint, prior = self._densities(groups)
+        fixed = jax.lax.stop_gradient(phi)
+        if groups.pilot is not None:
+            return functools.partial(joint, phi), self._foreseen(fixed.astype(float), groups)
+        nodes = nodes_of(
+            functools.partial(joint, fixed), functools.partial(prior, fixed), self._start(groups), groups.many
+        )
+        return functools.partial(joint, phi), nodes
+
+    def finer_at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
+        """The same with more nodes."""
+        joint, prior = (functools.partial(one, phi) for one in self._densities(groups))
+        return joint, finer_nodes_of(joint, prior, self._start(groups))
+
+    def _start(self, groups: Groups) -> Any:
+        return jnp.zeros((groups.num_groups, self.places.per_level))
+
+    def _densities(self, groups: Groups) -> tuple[Any, Any]:
+        """The functions of φ and effects that give the joint log density of each group, and its prior."""
         levels = groups.of_rows(groups.levels)
 
         def prior(phi: Any, z: Any) -> Any:
@@ -132,12 +163,7 @@ class Marginal:
             rows = self.of_rows(phi, groups.of_rows(z.astype(phi.dtype)), levels, groups.rows)
             return groups.summed(rows) + prior(phi, z)
 
-        fixed = jax.lax.stop_gradient(phi)
-        if groups.pilot is not None:
-            return functools.partial(joint, phi), self._foreseen(fixed.astype(float), groups)
-        start = jnp.zeros((groups.num_groups, self.places.per_level))
-        nodes = nodes_of(functools.partial(joint, fixed), functools.partial(prior, fixed), start, groups.many)
-        return functools.partial(joint, phi), nodes
+        return joint, prior
 
     def prior_of_effects(self, phi: Any, z: Any, levels: Any) -> Any:
         """Log p(z | φ) of effects (L, s) of some levels, (L,)."""
@@ -194,6 +220,16 @@ class Marginal:
                 return jax.lax.map(lambda one: self._moments(one, groups), phi, batch_size=min(at_once, phi.shape[0]))
 
         return jax.jit(values)
+
+    @functools.cached_property
+    def draw_effects(self) -> Any:
+        """The function of several φ (S, p), a key and a block that gives moments and a draw of the effects at each."""
+        return jax.jit(functools.partial(draw_effects, self))
+
+    @functools.cached_property
+    def integral_errors(self) -> Any:
+        """The function of several φ (S, p) and a block that gives the error of the sum of its log integrals at each."""
+        return jax.jit(functools.partial(integral_errors, self))
 
     def _moments(self, phi: Any, groups: Groups) -> tuple[Any, Any]:
         """Mean and root of the covariance of the groups' effects given φ."""
