@@ -44,7 +44,7 @@ def log_predictive(
     """
     _check_posterior(posterior)
     model = as_model(model)
-    table = _table(model, posterior, rows)
+    table = _table(model, posterior, rows, given)
     if model.groups is None:
         columns = table.columns
         programs = programs_of(model, columns)
@@ -81,7 +81,7 @@ def predict(
     model = as_model(model)
     if isinstance(model, DensityModel):
         raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
-    table = _table(model, posterior, rows, optional=model.optional)
+    table = _table(model, posterior, rows, given, optional=model.optional)
     columns = table.columns
     model.columns(list(columns))
     full = model.with_groups(1 if table.groups is None else len(table.groups))
@@ -97,9 +97,14 @@ def predict(
     return drawn(full.function, full.fixed, columns, draws, sites.observed, rows_key)
 
 
-def _table(model: Model, posterior: Posterior, rows: Any, optional: Container[str] = ()) -> Table:
+def _table(model: Model, posterior: Posterior, rows: Any, given: Any, optional: Container[str] = ()) -> Table:
     """The rows, coded like those that were fitted."""
     made_of = posterior.fits[0].made_of
+    if given is not None and model.groups is None:
+        raise EpviError(
+            "given are rows of known groups, and the model has no groups: leave it out, or pass an"
+            " epvi.Model(..., groups=...)."
+        )
     described, undeclared = with_constants(rows, _OF_THE_FIT), Undeclared(fitted=made_of.levels)
     table = read_grouped(described, model.groups, optional=optional, undeclared=undeclared)
     same_coding(made_of, table)

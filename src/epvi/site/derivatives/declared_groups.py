@@ -57,13 +57,7 @@ def declared_effects(model: Model, groups: str, columns: Columns) -> GroupEffect
     signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in columns.items())
     key = (model.shared_key(), signature, "declared groups")
     effects = kept(key, lambda: _Declared(_checked(model, target, groups, columns))).effects
-    for gather, codes in levels_read(model, target, columns):
-        names = sorted(gather.names & set(effects.names))
-        if names and gather.levels == LOOKED_AT and not np.array_equal(codes, columns[groups]):
-            raise EpviError(
-                f"rows read {names[0]!r} by something else than {groups}: with groups={groups!r} that column has the"
-                f" numbers 0 to num_{groups} - 1 of the rows' groups, so write {names[0]}[{groups}]."
-            )
+    _check_codes(model, target, groups, columns, effects)
     return effects
 
 
@@ -71,6 +65,7 @@ def _checked(model: Model, target: Target, groups: str, columns: Columns) -> Gro
     other = model.with_fixed({f"num_{groups}": _OTHER}).on(columns)
     effects = _found(target.space, other.space, groups)
     listed = ", ".join(effects.names)
+    _check_codes(model, target, groups, columns, effects)
     if target.log_joint is not None:
         raise EpviError(
             f"the model has discrete latent variables beside the effects of {groups} ({listed}), which epvi cannot"
@@ -129,6 +124,18 @@ def _axis(one: Parameter, other: Parameter | None, groups: str) -> int | None:
             " site."
         )
     return differs[0]
+
+
+def _check_codes(model: Model, target: Target, groups: str, columns: Columns, effects: GroupEffects) -> None:
+    """Refuse effects that rows read by something else than the numbers of their groups."""
+    for gather, codes in levels_read(model, target, columns):
+        names = sorted(gather.names & set(effects.names))
+        if names and gather.levels == LOOKED_AT and not np.array_equal(codes, columns[groups]):
+            raise EpviError(
+                f"rows read {names[0]!r} by something else than {groups}: with groups={groups!r} that column has the"
+                f" numbers 0 to num_{groups} - 1 of the rows' groups, so write {names[0]}[{groups}], group by the"
+                f" column that it belongs to, or make {names[0]!r} a global parameter."
+            )
 
 
 def _check_by_level(target: Target, places: Places, some: Mapping[str, np.ndarray], groups: str, listed: str) -> None:
