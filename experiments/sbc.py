@@ -14,7 +14,7 @@ import csv
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpyro
@@ -71,9 +71,9 @@ def hierarchy(group, num_group, x, y=None):
     """Binary rows with an intercept for each group, and a slope for all."""
     mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
-    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    slope: Any = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     with numpyro.plate("group", num_group):
-        a = numpyro.sample("a", dist.Normal(mu, tau))
+        a: Any = numpyro.sample("a", dist.Normal(mu, tau))
     with numpyro.plate("rows", x.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=a[group] + slope * x), obs=y)
 

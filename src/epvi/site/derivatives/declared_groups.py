@@ -7,6 +7,7 @@ how many there are: neither do compiled programs and fingerprints, then.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -170,7 +171,7 @@ def _check_numbers(target: Target, places: Places, some: Mapping[str, np.ndarray
     moved[places.effects[order]] = theta[places.effects]
     renumbered = {**some, groups: order[some[groups]].astype(some[groups].dtype)}
 
-    def densities(theta: np.ndarray, rows: Mapping[str, np.ndarray]) -> tuple:
+    def densities(theta: Any, rows: Mapping[str, Any]) -> tuple:
         return target.log_prior(theta), target.log_likelihood(theta, rows)
 
     with promotion_allowed():

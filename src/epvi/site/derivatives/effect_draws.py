@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.groups import Groups
-from epvi.site.derivatives.integral import entries_of, joint_at, log_integrals, moments
+from epvi.site.derivatives.integral import joint_at, log_integrals, moments, root_entries
 from epvi.site.model.target import Block
 
 # Candidates for a draw, and their sds in those of the effects. Judgement: the draws' distribution then differs from the
@@ -30,7 +30,7 @@ def draw_effects(marginal: Any, phi: Any, key: Any, block: Block) -> tuple[Any, 
         s = mean.shape[1]
         away, chosen = jax.random.split(own)
         u = jax.random.normal(away, (_CANDIDATES, *mean.shape))
-        entries = entries_of(root, s)
+        entries = root_entries(root, s)
         moved = [sum(u[..., j] * entries[i, j] for j in range(i + 1)) for i in range(s)]
         z = mean + _WIDER * jnp.stack(moved, axis=-1)
         weights = jax.lax.map(joint, z) + 0.5 * jnp.sum(u**2, axis=-1)

@@ -83,16 +83,11 @@ def nodes_about(mean: Any, root: Any, many: bool = False) -> Nodes:
     """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t)."""
     s = mean.shape[1]
     x, log_w = _rule(s, (_FEWEST_NODES if many else _NODES).get(s, _DRAWS))
-    entries = entries_of(root, s)
+    entries = root_entries(root, s)
     away = [[sum(one[j] * entries[i, j] for j in range(i + 1)) for i in range(s)] for one in np.sqrt(2.0) * x]
     log_volume = 0.5 * s * np.log(2.0) + sum(jnp.log(entries[i, i]) for i in range(s))
     made = Nodes(mean + jnp.stack([jnp.stack(one, axis=1) for one in away]), log_w[:, None] + log_volume)
     return jax.tree.map(jax.lax.stop_gradient, made)
-
-
-def entries_of(root: Any, s: int) -> dict[tuple[int, int], Any]:
-    """The entries of the lower triangular C, (L,) each, from roots as `moments` gives them, (L, t)."""
-    return {(i, j): jnp.exp(root[:, t]) if i == j else root[:, t] for t, (i, j) in enumerate(_triangle(s))}
 
 
 def moments(weights: Any, z: Any) -> tuple[Any, Any]:
@@ -111,6 +106,12 @@ def moments(weights: Any, z: Any) -> tuple[Any, Any]:
             root[i, j] = jnp.sqrt(rest) if i == j else rest / root[j, j]
     entries = [jnp.log(root[i, j]) if i == j else root[i, j] for i, j in _triangle(z.shape[-1])]
     return mean, jnp.stack(entries, axis=1)
+
+
+def root_entries(root: Any, s: int) -> dict[tuple[int, int], Any]:
+    """C by row and column, (L,) each, from what `moments` gives."""
+    entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(s))}
+    return {(i, j): jnp.exp(c) if i == j else c for (i, j), c in entries.items()}
 
 
 def _triangle(s: int) -> list[tuple[int, int]]:

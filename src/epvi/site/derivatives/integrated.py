@@ -135,33 +135,27 @@ class Marginal:
 
     def at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
         """The joint density of each group and its effects, and the nodes over these."""
-        joint, prior = self._densities(groups)
         fixed = jax.lax.stop_gradient(phi)
         if groups.pilot is not None:
-            return functools.partial(joint, phi), self._foreseen(fixed.astype(float), groups)
-        nodes = nodes_of(
-            functools.partial(joint, fixed), functools.partial(prior, fixed), self._start(groups), groups.many
-        )
-        return functools.partial(joint, phi), nodes
+            return self.joint(phi, groups)[0], self._foreseen(fixed.astype(float), groups)
+        start = jnp.zeros((groups.num_groups, self.places.per_level))
+        return self.joint(phi, groups)[0], nodes_of(*self.joint(fixed, groups), start, groups.many)
 
     def finer_at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
         """The same with more nodes."""
-        joint, prior = (functools.partial(one, phi) for one in self._densities(groups))
-        return joint, finer_nodes_of(joint, prior, self._start(groups))
+        start = jnp.zeros((groups.num_groups, self.places.per_level))
+        return self.joint(phi, groups)[0], finer_nodes_of(*self.joint(phi, groups), start)
 
-    def _start(self, groups: Groups) -> Any:
-        return jnp.zeros((groups.num_groups, self.places.per_level))
-
-    def _densities(self, groups: Groups) -> tuple[Any, Any]:
-        """The functions of φ and effects that give the joint log density of each group, and its prior."""
+    def joint(self, phi: Any, groups: Groups) -> tuple[Joint, Joint]:
+        """The joint density of each group and its effects, and its part that is the effects' prior."""
         levels = groups.of_rows(groups.levels)
 
-        def prior(phi: Any, z: Any) -> Any:
+        def prior(z: Any) -> Any:
             return self.prior_of_effects(phi.astype(float), z, groups.levels)
 
-        def joint(phi: Any, z: Any) -> Any:
+        def joint(z: Any) -> Any:
             rows = self.of_rows(phi, groups.of_rows(z.astype(phi.dtype)), levels, groups.rows)
-            return groups.summed(rows) + prior(phi, z)
+            return groups.summed(rows) + prior(z)
 
         return joint, prior
 

@@ -67,9 +67,10 @@ def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed
         programs.target.bundle,
     )
     made = fit_columns(programs, columns, part, plan)
-    # The hash of the rows themselves, whose order does not matter, and not of bundles of groups.
-    made_of = dataclasses.replace(made.made_of, rows=hash_rows(table.columns, table.hash_key))
-    made = dataclasses.replace(made, made_of=made_of)
+    if table.groups is not None:
+        # The hash of the rows themselves, whose order does not matter, and not of bundles of groups.
+        made_of = dataclasses.replace(made.made_of, rows=hash_rows(table.columns, table.hash_key))
+        made = dataclasses.replace(made, made_of=made_of)
     logger.info("%s", made.account)
     return made
 
