@@ -13,10 +13,9 @@ from jaxtyping import Float
 
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
-from epvi.parameters.group_effects import GroupEffects
 from epvi.parameters.space import Space
 from epvi.site.derivatives.conditional import blocks
-from epvi.site.derivatives.declared_groups import LOOKED_AT, declared_effects, with_few_groups
+from epvi.site.derivatives.declared_groups import LOOKED_AT
 from epvi.site.derivatives.integrated import IntegratedModel
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.model.example_runs import MANY, take
@@ -25,7 +24,7 @@ from epvi.site.rows.columns import Columns
 from epvi.site.rows.grouped_table import read_grouped
 from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.table import Table
-from epvi.site.tasks.predictive import drawn, same_coding, same_space
+from epvi.site.tasks.predictive import drawn, row_sites, same_coding, same_space
 from epvi.site.tasks.prepared import bundled, integrated_model, settled
 from epvi.wire.shard_fit import Provenance
 
@@ -152,15 +151,15 @@ def draws_for(
     most = len(phi) if known is None else affordable(len(phi), known.table.num_rows)
     phi = phi[np.arange(len(phi)) % most]
     values = shared.constrain(phi)
-    which = effects_of_model(model, table)
+    axes = _axes_of_groups(model, table)
     few = take(table.columns, MANY)
     made = drawn(full.function, full.fixed, few, values, (), new)
-    effects = {name: np.array(made[name]) for name in which.names}
+    effects = {name: np.array(made[name]) for name in axes}
     if known is not None:
         found = effects_at(known, phi[:most], given)
         at = {label: g for g, label in enumerate(found.labels.tolist())}
         there = [(g, at[label]) for g, label in enumerate(table.groups.tolist()) if label in at]
-        for name, axis in zip(which.names, which.axes, strict=True):
+        for name, axis in axes.items():
             if there:
                 mine, theirs = map(list, zip(*there, strict=True))
                 whole = np.moveaxis(effects[name], axis + 1, 1)
@@ -168,7 +167,14 @@ def draws_for(
     return DrawsForRows(full, {**values, **effects})
 
 
-def effects_of_model(model: Model, table: Table) -> GroupEffects:
-    """Which parameters of the model are effects, checked on these rows."""
-    assert model.groups is not None
-    return declared_effects(model.with_groups(LOOKED_AT), model.groups, with_few_groups(model.groups, table.columns))
+def _axes_of_groups(model: Model, table: Table) -> dict[str, int]:
+    """The effects of the model, with their axis of groups; the rows may lack what is observed."""
+    few, more = (
+        row_sites(one.function, one.fixed, table.columns).latent
+        for one in (model.with_groups(LOOKED_AT), model.with_groups(LOOKED_AT + 1))
+    )
+    axes = {}
+    for name, shape in few.items():
+        differs = [i for i, (a, b) in enumerate(zip(shape, more[name], strict=True)) if a != b]
+        axes |= {name: differs[0]} if differs else {}
+    return axes
