@@ -8,6 +8,8 @@ from scipy.stats import norm
 from sentences import refused
 
 import epvi
+from epvi.site.rows.grouped_table import read_grouped
+from epvi.site.tasks.prepared import prepared
 
 G, NOISE = 12, 0.7
 LABELS = np.array([f"ward {g:02d}" for g in range(G)])
@@ -60,6 +62,7 @@ def fitted():
     return rows, codes, epvi.fit(MODEL, rows, 3, executor=1)
 
 
+@pytest.mark.slow
 def test_the_posterior_of_the_shared_parameters(fitted):
     rows, codes, posterior = fitted
     assert posterior.status.ok
@@ -72,6 +75,7 @@ def test_the_posterior_of_the_shared_parameters(fitted):
         assert abs(summary[name]["sd"] / sd - 1) < 0.05, name
 
 
+@pytest.mark.slow
 def test_the_effects_of_groups_at_their_site(fitted):
     rows, codes, posterior = fitted
     site = np.isin(codes, [2, 5, 9])
@@ -89,6 +93,7 @@ def test_the_effects_of_groups_at_their_site(fitted):
     refused(lambda: found["ward 99"], "ward has no group 'ward 99'")
 
 
+@pytest.mark.slow
 def test_known_and_new_groups_are_predicted(fitted):
     rows, codes, posterior = fitted
     (shared, effects), size = exact(rows, codes), 2000
@@ -104,6 +109,7 @@ def test_known_and_new_groups_are_predicted(fitted):
     assert abs(known[:, 0].std() / spread - 1) < 4 / np.sqrt(2 * size) + 0.05
 
 
+@pytest.mark.slow
 def test_the_log_predictive_density_of_known_groups(fitted):
     rows, codes, posterior = fitted
     _, effects = exact(rows, codes)
@@ -115,6 +121,7 @@ def test_the_log_predictive_density_of_known_groups(fitted):
     assert epvi.log_predictive(MODEL, posterior, one, num_samples=4000) < found + 1.0
 
 
+@pytest.mark.slow
 def test_sites_exchange_numbers_that_do_not_grow_with_groups(fitted, tmp_path):
     rows, codes, _ = fitted
     sites = [{name: column[codes % 3 == m] for name, column in rows.items()} for m in range(3)]
@@ -142,8 +149,8 @@ def test_sites_exchange_numbers_that_do_not_grow_with_groups(fitted, tmp_path):
 
 def test_a_fingerprint_does_not_depend_on_the_number_of_groups():
     rows, codes = made_rows()
-    few, one = codes < 4, codes == 7
-    made = [epvi.fit_shard(MODEL, {n: c[some] for n, c in rows.items()}, "1/2").made_of for some in (few, one)]
+    parts = [{n: c[some] for n, c in rows.items()} for some in (codes < 4, codes == 7)]
+    made = [prepared(MODEL, read_grouped(part, "ward"), labels=False).made_of for part in parts]
     assert made[0].prior_values == made[1].prior_values
     assert made[0].row_values == made[1].row_values
     assert made[0].fixed == made[1].fixed == {}
@@ -210,14 +217,16 @@ def test_effects_that_are_read_by_another_column_are_refused():
 def test_a_model_needs_two_arguments_for_its_groups():
     refused(lambda: epvi.Model(normal, groups="hospital"), "normal has no argument 'hospital'")
     refused(lambda: epvi.Model(normal, groups="y"), "normal has no argument 'num_y'")
-    refused(lambda: epvi.Model(normal, groups=["ward"]), "pass the name of one column")
     refused(lambda: epvi.Model(normal, groups="ward", num_ward=3), "num_ward is fixed, and with groups='ward' epvi")
 
 
 def test_a_split_that_divides_a_group_is_refused():
-    rows, _ = made_rows()
-    split = {**rows, "site": np.arange(len(rows["y"])) % 2}
-    refused(lambda: epvi.fit(MODEL, split, by="site"), "group ward 01 of ward has rows in shards")
+    rows, codes = made_rows()
+    site = codes % 2
+    site[np.flatnonzero(codes == 4)[0]] = 1
+    refused(
+        lambda: epvi.fit(MODEL, {**rows, "site": site}, by="site"), "group ward 04 of ward has rows in shards 1 of 2"
+    )
     refused(lambda: epvi.fit(MODEL, rows, 2, shuffle=False), "no shard may hold a part of a group")
     refused(lambda: epvi.fit(MODEL, rows, G + 1), "there are 13 shards for 12 groups of ward")
 
@@ -228,6 +237,7 @@ def test_groups_with_missing_labels_are_refused():
     refused(lambda: epvi.fit_shard(MODEL, rows, "1/2"), "column 'ward' has 1 missing values: every row needs a group")
 
 
+@pytest.mark.slow
 def test_other_groups_are_refused_with_a_posterior(fitted):
     rows, _, posterior = fitted
     plain = epvi.Model(normal, num_ward=G)
