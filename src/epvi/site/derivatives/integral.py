@@ -73,7 +73,7 @@ def _about_modes(joint: Joint, prior: Joint, start: Any, x: np.ndarray, log_w: n
     s = start.shape[1]
     root = _cholesky(curvature)
     # Cᵀ = (root)⁻¹, so that C x solves rootᵀ y = x.
-    away = jnp.stack([_solve_upper(root, jnp.broadcast_to(one, start.shape)) for one in np.sqrt(2.0) * x])
+    away = _solve_upper(root, jnp.broadcast_to(np.sqrt(2.0) * x[:, None], (len(x), *start.shape)))
     log_volume = 0.5 * s * np.log(2.0) - sum(jnp.log(root[i][i]) for i in range(s))
     made = Nodes(mode + away, log_w[:, None] + log_volume)
     return jax.tree.map(jax.lax.stop_gradient, made)
@@ -84,9 +84,8 @@ def nodes_about(mean: Any, root: Any, many: bool = False) -> Nodes:
     s = mean.shape[1]
     x, log_w = _rule(s, (_FEWEST_NODES if many else _NODES).get(s, _DRAWS))
     entries = root_entries(root, s)
-    away = [[sum(one[j] * entries[i, j] for j in range(i + 1)) for i in range(s)] for one in np.sqrt(2.0) * x]
     log_volume = 0.5 * s * np.log(2.0) + sum(jnp.log(entries[i, i]) for i in range(s))
-    made = Nodes(mean + jnp.stack([jnp.stack(one, axis=1) for one in away]), log_w[:, None] + log_volume)
+    made = Nodes(mean + _spread(entries, np.sqrt(2.0) * x), log_w[:, None] + log_volume)
     return jax.tree.map(jax.lax.stop_gradient, made)
 
 
@@ -112,6 +111,12 @@ def root_entries(root: Any, s: int) -> dict[tuple[int, int], Any]:
     """C by row and column, (L,) each, from what `moments` gives."""
     entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(s))}
     return {(i, j): jnp.exp(c) if i == j else c for (i, j), c in entries.items()}
+
+
+def _spread(entries: dict[tuple[int, int], Any], x: np.ndarray) -> Any:
+    """C x of each of Q points (Q, s) and each group, (Q, L, s)."""
+    away = [sum(x[:, j, None] * entries[i, j] for j in range(i + 1)) for i in range(x.shape[1])]
+    return jnp.stack(away, axis=-1)
 
 
 def _triangle(s: int) -> list[tuple[int, int]]:
@@ -216,12 +221,12 @@ def _cholesky(matrices: Any) -> list[list[Any]]:
 
 
 def _solve_upper(root: list[list[Any]], right: Any) -> Any:
-    """The solution of rootᵀ y = right, (L, s)."""
+    """The solution of rootᵀ y = right, (..., L, s)."""
     s = right.shape[-1]
     made: list[Any] = [None] * s
     for i in reversed(range(s)):
-        made[i] = (right[:, i] - sum(root[k][i] * made[k] for k in range(i + 1, s))) / root[i][i]
-    return jnp.stack(made, axis=1)
+        made[i] = (right[..., i] - sum(root[k][i] * made[k] for k in range(i + 1, s))) / root[i][i]
+    return jnp.stack(made, axis=-1)
 
 
 def _solved(root: list[list[Any]], right: Any) -> Any:

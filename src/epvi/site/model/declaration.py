@@ -20,3 +20,12 @@ def checked_groups(name: str, arguments: Mapping[str, Any], fixed: Mapping[str, 
                 f' numpyro.plate("{groups}", num_{groups}).'
             )
     return groups
+
+
+def refuse_groups(name: str, groups: str | None) -> None:
+    """Refuse a model with groups where their effects would be parameters like the others."""
+    if groups is not None:
+        raise EpviError(
+            f"the effects of {groups} stay at their site, and here they would be parameters like the others: use"
+            f" Model({name}, num_{groups}=...) without groups={groups!r} for that."
+        )

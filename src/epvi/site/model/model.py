@@ -21,7 +21,7 @@ from epvi.ground.compiled import rename
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Parameter, Space
-from epvi.site.model.declaration import checked_groups
+from epvi.site.model.declaration import checked_groups, refuse_groups
 from epvi.site.model.example_runs import FEW, MANY, take
 from epvi.site.model.inspection import Inspection, inspect_model
 from epvi.site.model.likeness import likeness
@@ -82,13 +82,6 @@ class Model:
         made = self.with_fixed({f"num_{self.groups}": num_groups})
         made.groups = None
         return made
-
-    def _refuse_groups(self) -> None:
-        if self.groups is not None:
-            raise EpviError(
-                f"the effects of {self.groups} stay at their site, and here they would be parameters like the others:"
-                f" use Model({self.name}, num_{self.groups}=...) without groups={self.groups!r} for that."
-            )
 
     def with_fixed(self, fixed: Mapping[str, Any]) -> "Model":
         """The same model with these arguments fixed, too."""
@@ -194,7 +187,7 @@ class Model:
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns; traces the model on the first rows."""
-        self._refuse_groups()
+        refuse_groups(self.name, self.groups)
         self.columns(list(rows))
         found = inspect_model(self.function, self.fixed, rows, self.exchangeable or ())
         return Target(

@@ -135,7 +135,7 @@ class Rows:
         return dataclasses.replace(
             table,
             extra={name: table.extra[source] for name, source in extra.items()},
-            left_out=tuple(one for one in self._listed if one not in arguments),
+            left_out=tuple(one for one in self._listed if one not in arguments and one.name != apart),
             hash_key=self.hash_key,
         )
 

@@ -148,7 +148,7 @@ class Table:
     @property
     def num_rows(self) -> int:
         """The number of rows."""
-        return len(next(iter({**self.extra, **self.columns}.values())))
+        return len(next(iter({**self.columns, **self.extra}.values())))
 
 
 def assemble(parts: list[TablePart], plan: TablePlan, also: Sequence[str]) -> Table:
