@@ -22,6 +22,9 @@ class Case(NamedTuple):
     curved: bool = False
     exact: Callable | None = None  # how NUTS samples it well, if not as it is written
     hidden: tuple[str, ...] = ()  # parameters that are not compared
+    same_as: str = ""  # the name of its posterior, if other cases have the same one
+    exchangeable: tuple[str, ...] = ()  # parameters whose entries are compared in the order of their means
+    by: str | None = None  # the column that says which shard a row belongs to
 
     @property
     def num_rows(self) -> int:
@@ -62,9 +65,10 @@ def simulated() -> list[Case]:
                 name = f"{family}, {size} groups"
                 rows = grouped(name, family, size, largest)
                 model = models.intercepts(family, size, centred)
-                exact = models.intercepts(family, size, False)
+                # Many rows a group and a well-known scale: the centred model is the one that NUTS samples well.
+                exact = models.intercepts(family, size, size == 1000)
                 label = f"{name}, {'centred' if centred else 'non-centred'}"
-                found.append(Case(label, model, rows, (2, 20), exact=exact, hidden=("a_raw",)))
+                found.append(Case(label, model, rows, (2, 20), exact=exact, hidden=("a_raw",), same_as=name))
         name = f"{family}, slopes of 60 groups"
         found.append(
             Case(
@@ -107,9 +111,11 @@ def radon(folder: Path) -> list[Case]:
     for slopes in (False, True):
         exact = models.radon(85, False, slopes)
         for centred in (True, False):
-            label = f"radon, {'slopes' if slopes else 'intercepts'}, {'centred' if centred else 'non-centred'}"
+            name = f"radon, {'slopes' if slopes else 'intercepts'}"
+            label = f"{name}, {'centred' if centred else 'non-centred'}"
             model = models.radon(85, centred, slopes)
-            found.append(Case(label, model, rows, (2, 5, 20), exact=exact, hidden=("a_raw", "b_raw")))
+            raw = ("a_raw", "b_raw")
+            found.append(Case(label, model, rows, (2, 5, 20), exact=exact, hidden=raw, same_as=name))
     return found
 
 
@@ -125,6 +131,7 @@ def small() -> list[Case]:
             (2, 4),
             exact=models.schools(False),
             hidden=("theta_raw",),
+            same_as="eight schools",
         )
         for centred, word in ((True, "centred"), (False, "non-centred"))
     ]
@@ -136,6 +143,9 @@ def small() -> list[Case]:
     rows = {"n": n, "k": rng.binomial(n, rng.beta(0.3, 30, 60))}
     found.append(Case("beta-binomial, rare events", models.rare, rows, (2, 10)))
     found.append(Case("no event in 30 rows", models.none_of, {"y": np.zeros(30, np.int32)}, (2, 5)))
+    found.append(
+        Case("2 events in 3000 rows", models.none_of, {"y": rng.permutation(np.arange(3000) < 2) * 1}, (2, 20))
+    )
     for counts in ((345, 156, 95, 4, 0), (200, 0, 100, 0, 0, 1), (50, 3, 0)):
         y = rng.permutation(np.repeat(np.arange(len(counts)), counts))
         found.append(Case(f"simplex {counts}", models.simplex(len(counts)), {"y": y}, (2, 10)))
@@ -147,7 +157,9 @@ def mixtures() -> list[Case]:
     for size in (2, 4, 6):
         rng = rng_of(f"mixture {size}")
         y = rng.normal(4.0 * rng.integers(0, size, 200 * size), 1.0)
-        found.append(Case(f"mixture of {size}, undeclared", models.mixture(size), {"y": y}, (2, 5), hidden=("mu",)))
+        found.append(
+            Case(f"mixture of {size}, undeclared", models.mixture(size), {"y": y}, (2, 5), exchangeable=("mu",))
+        )
     return found
 
 
@@ -167,5 +179,87 @@ def few_rows() -> list[Case]:
     return found
 
 
+def credit(folder: Path) -> list[Case]:
+    path = folder / "german_credit" / "german_credit_numeric.npz"
+    if not path.is_file():
+        return []
+    with np.load(path) as data:
+        x = np.c_[data["X"].astype(float), np.ones(len(data["y"]))]
+        rows = {"x": x, "y": data["y"].astype(np.int32)}
+    return [
+        Case("German credit, plain", models.plain_logistic, rows, (2, 5)),
+        Case("German credit, horseshoe", models.horseshoe, rows, (2, 5)),
+    ]
+
+
+def textbook() -> list[Case]:
+    """Item response, growth curves, and a trial in many countries."""
+    rng = rng_of("items")
+    person, item = (axis.ravel() for axis in np.meshgrid(np.arange(100), np.arange(20), indexing="ij"))
+    slope, easy = rng.lognormal(0.0, 0.4, 20), rng.normal(0.3, 1.0, 20)
+    eta = slope[item] * rng.normal(size=100)[person] + easy[item]
+    answers = {"person": person, "item": item, "y": (rng.random(2000) < 1 / (1 + np.exp(-eta))).astype(np.int32)}
+    found = [Case("item response, 100 persons, 20 items", models.items(100, 20), answers, (2, 5))]
+    rng = rng_of("rats")
+    animal, age = np.repeat(np.arange(30), 5), np.tile([-14.0, -7.0, 0.0, 7.0, 14.0], 30)
+    line = rng.normal(242.0, 14.0, 30)[animal] + rng.normal(6.2, 0.5, 30)[animal] * age
+    weights = {"animal": animal, "age": age, "y": rng.normal(line, 6.0)}
+    raw = ("a_raw", "b_raw")
+    for centred, word in ((True, "centred"), (False, "non-centred")):
+        model, exact = models.rats(30, centred), models.rats(30, True)
+        found.append(Case(f"rats, {word}", model, weights, (2, 5), exact=exact, hidden=raw, same_as="rats"))
+    rng = rng_of("countries")
+    sizes = np.exp(rng.uniform(np.log(20), np.log(3000), 36))
+    country = rng.choice(36, 19250, p=sizes / np.sum(sizes))
+    x = np.c_[np.ones(19250), rng.normal(size=(19250, 9)), rng.random((19250, 6)) < 0.2]
+    eta = x @ rng.normal(0, 0.3, 16) - 0.5
+    patients = {"x": x, "country": country}
+    shifted = eta + rng.normal(0, 0.4, 36)[country]
+    with_effects = {**patients, "y": (rng.random(19250) < 1 / (1 + np.exp(-shifted))).astype(np.int32)}
+    for centred, word in ((True, "centred"), (False, "non-centred")):
+        model, exact = models.countries(36, centred), models.countries(36, True)
+        name = f"36 countries, {word}"
+        found.append(Case(name, model, with_effects, (5,), exact=exact, hidden=raw, same_as="36 countries"))
+    without = {**patients, "y": (rng.random(19250) < 1 / (1 + np.exp(-eta))).astype(np.int32)}
+    found.append(Case("shards by country, no effects", models.by_country, without, (36,), by="country"))
+    return found
+
+
+def curved() -> list[Case]:
+    """Funnels and shells of several dimensions, a change point, and overdispersed counts in very small shards."""
+    found = []
+    for size in (4, 9, 14):
+        rng = rng_of(f"shrunk {size}")
+        x = rng.normal(size=(6, size))
+        rows = {"x": x, "y": rng.normal(x @ rng.normal(0, 0.7, size))}
+        found.append(
+            Case(f"funnel of {size + 1}, 6 rows", models.shrunk, rows, (2,), exact=models.shrunk_raw, hidden=("raw",))
+        )
+    for size in (2, 5, 10, 20):
+        y = rng_of(f"shell {size}").normal(4.0, 1.0, 40)
+        found.append(Case(f"shell of {size}", models.shell(size), {"y": y}, (2,), curved=True))
+    rng = rng_of("change")
+    t = rng.random(300)
+    y = rng.normal(1.0 + 1.0 / (1 + np.exp(-(t - 0.6) / 0.02)), 0.7)
+    found.append(Case("smooth change point", models.change_point, {"t": t, "y": y}, (2, 10)))
+    for rows_each in (2, 3):
+        rng = rng_of(f"counts {rows_each}")
+        x = np.c_[np.ones(20 * rows_each), rng.normal(size=(20 * rows_each, 2))]
+        rate = np.exp(x @ [1.0, 0.4, -0.3])
+        y = rng.poisson(rate * rng.gamma(2.0, 0.5, len(x)))
+        found.append(Case(f"negative binomial, {rows_each} rows a shard", models.counts, {"x": x, "y": y}, (20, 1)))
+    return found
+
+
 def cases(folder: Path) -> list[Case]:
-    return [*radon(folder), *small(), *simulated(), *mixtures(), *few_rows()]
+    """All of them, the slow ones last."""
+    return [
+        *radon(folder),
+        *small(),
+        *curved(),
+        *mixtures(),
+        *few_rows(),
+        *credit(folder),
+        *textbook(),
+        *simulated(),
+    ]

@@ -179,3 +179,116 @@ def flat_poisson(x, y):
     w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.real, (), event_shape=(x.shape[1],)))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Poisson(jnp.exp(x @ w)), obs=y)
+
+
+def horseshoe(x, y):
+    """Sparse logistic regression: weights with scales of their own and a common one, as published for German credit."""
+    raw = numpyro.sample("raw", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    local = numpyro.sample("local", dist.Gamma(0.5, 0.5).expand([x.shape[1]]).to_event(1))
+    scale = numpyro.sample("scale", dist.Gamma(0.5, 0.5))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ (raw * local * scale)), obs=y)
+
+
+def plain_logistic(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def items(num_persons: int, num_items: int):
+    """Item response with two parameters for each item."""
+
+    def model(person, item, y):
+        ability: Any = numpyro.sample("ability", dist.Normal(0.0, 1.0).expand([num_persons]).to_event(1))
+        mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+        tau = numpyro.sample("tau", dist.HalfNormal(2.0))
+        easy: Any = numpyro.sample("easy", dist.Normal(mu, tau).expand([num_items]).to_event(1))
+        slope: Any = numpyro.sample("slope", dist.LogNormal(0.0, 0.5).expand([num_items]).to_event(1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=slope[item] * ability[person] + easy[item]), obs=y)
+
+    return model
+
+
+def rats(size: int, centred: bool):
+    """A line of weight against age for each animal (Gelfand et al. 1990)."""
+
+    def model(animal, age, y):
+        mu = numpyro.sample("mu", dist.Normal(250.0, 100.0))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 20.0))
+        tau = numpyro.sample("tau", dist.HalfNormal(50.0))
+        rho = numpyro.sample("rho", dist.HalfNormal(5.0))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(20.0))
+        a = effects("a", mu, tau, size, centred)
+        b = effects("b", slope, rho, size, centred)
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(a[animal] + b[animal] * age, sigma), obs=y)
+
+    return model
+
+
+def countries(size: int, centred: bool):
+    """Logistic regression with an effect of each country."""
+
+    def model(x, country, y):
+        w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([x.shape[1]]).to_event(1))
+        tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        a = effects("a", 0.0, tau, size, centred)
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=x @ w + a[country]), obs=y)
+
+    return model
+
+
+def by_country(x, country, y):
+    del country
+    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x @ w), obs=y)
+
+
+def shrunk(x, y):
+    """Regression on few rows whose weights have a common, unknown scale: a funnel with as many arms as columns."""
+    v = numpyro.sample("v", dist.Normal(0.0, 3.0))
+    w = numpyro.sample("w", dist.Normal(0.0, jnp.exp(v / 2)).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def shrunk_raw(x, y):
+    """The same, as NUTS samples it well."""
+    v: Any = numpyro.sample("v", dist.Normal(0.0, 3.0))
+    raw: Any = numpyro.sample("raw", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    w = numpyro.deterministic("w", jnp.exp(v / 2) * raw)
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+
+def shell(size: int):
+    """Only the length of a vector is known: its posterior is a shell."""
+
+    def model(y):
+        w: Any = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([size]).to_event(1))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.sqrt(jnp.sum((w * (1 + jnp.arange(size) / size)) ** 2)), 1.0), obs=y)
+
+    return model
+
+
+def change_point(t, y):
+    """A level that changes smoothly at an unknown time."""
+    level: Any = numpyro.sample("level", dist.Normal(0.0, 5.0).expand([2]).to_event(1))
+    when = numpyro.sample("when", dist.Uniform(0.0, 1.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
+    after = 1 / (1 + jnp.exp(-(t - when) / 0.02))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(level[0] + (level[1] - level[0]) * after, sigma), obs=y)
+
+
+def counts(x, y):
+    """Negative binomial regression."""
+    w = numpyro.sample("w", dist.Normal(0.0, 5.0).expand([x.shape[1]]).to_event(1))
+    size = numpyro.sample("size", dist.Gamma(2.0, 0.5))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.NegativeBinomial2(jnp.exp(x @ w), size), obs=y)

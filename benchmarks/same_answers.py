@@ -65,7 +65,7 @@ def of_posterior(posterior: epvi.Posterior) -> Iterator[tuple[str, np.ndarray]]:
         yield "certificate", np.array([found.ess, found.k_hat, found.mean_shift, found.mean_error, *found.sd_ratios])
         yield "elbo", np.asarray(found.elbo)
         yield "importance weights", found.weights
-        yield "conflict", np.asarray(found.conflict)
+        yield "conflict", np.asarray(found.agreement.p)
         if found.log_evidence is not None:
             yield "log evidence", np.asarray(found.log_evidence)
 

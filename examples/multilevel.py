@@ -11,6 +11,7 @@ import argparse
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -35,7 +36,7 @@ def radon(floor, county, log_radon=None):
     tau = numpyro.sample("tau", dist.HalfNormal(1.0))
     slope = numpyro.sample("slope", dist.Normal(0.0, 3.0))
     sigma = numpyro.sample("sigma", dist.HalfNormal(2.0))
-    level = numpyro.sample("level", dist.Normal(mu, tau).expand([NUM_COUNTIES]).to_event(1))
+    level: Any = numpyro.sample("level", dist.Normal(mu, tau).expand([NUM_COUNTIES]).to_event(1))
     with numpyro.plate("rows", county.shape[0]):
         numpyro.sample("log_radon", dist.Normal(level[county] + slope * floor, sigma), obs=log_radon)
 

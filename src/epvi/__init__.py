@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from epvi.hub.samples.result import CombinedDraws
     from epvi.hub.samples.semiparametric import Semiparametric
     from epvi.hub.samples.weierstrass import Weierstrass
+    from epvi.hub.trust.agreement import Accord, Agreement
     from epvi.hub.trust.certify import Certificate, certify
+    from epvi.hub.trust.chains import Chains
     from epvi.parameters.space import Parameter, Space
     from epvi.prediction import log_predictive, predict
     from epvi.run.failures import ShardError
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from epvi.site.fit.nvi import NVI
     from epvi.site.model.model import Model
     from epvi.site.rows.rows import Rows
+    from epvi.site.tasks.chain import NUTS
     from epvi.site.tasks.fit_shard import fit_shard, subposterior
     from epvi.site.tasks.score import score
     from epvi.site.tasks.stand_in import stand_in
@@ -80,7 +83,9 @@ _ROOMS = {
     "epvi.hub.samples.result": ["CombinedDraws"],
     "epvi.hub.samples.semiparametric": ["Semiparametric"],
     "epvi.hub.samples.weierstrass": ["Weierstrass"],
+    "epvi.hub.trust.agreement": ["Accord", "Agreement"],
     "epvi.hub.trust.certify": ["Certificate", "certify"],
+    "epvi.hub.trust.chains": ["Chains"],
     "epvi.parameters.space": ["Parameter", "Space"],
     "epvi.prediction": ["log_predictive", "predict"],
     "epvi.run.failures": ["ShardError"],
@@ -91,6 +96,7 @@ _ROOMS = {
     "epvi.site.fit.nvi": ["NVI"],
     "epvi.site.model.model": ["Model"],
     "epvi.site.rows.rows": ["Rows"],
+    "epvi.site.tasks.chain": ["NUTS"],
     "epvi.site.tasks.fit_shard": ["fit_shard", "subposterior"],
     "epvi.site.tasks.score": ["score"],
     "epvi.site.tasks.stand_in": ["stand_in"],
@@ -101,10 +107,14 @@ _ROOMS = {
 _ROOM_OF = {name: room for room, names in _ROOMS.items() for name in names}
 
 __all__ = [
+    "NUTS",
     "NVI",
+    "Accord",
+    "Agreement",
     "Anchored",
     "Certificate",
     "Chain",
+    "Chains",
     "Combination",
     "CombinedDraws",
     "Conflict",

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import low_rank
 import numpy as np
 import plain
 import products
@@ -41,6 +42,15 @@ def test_the_benchmark_prints_its_table():
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     for way in ("Chain", "Exact", "Subset", "Anchored"):
         assert way in done.stdout
+
+
+def test_precisions_of_low_rank_are_exact_where_the_rank_is_enough():
+    rng = np.random.default_rng(0)
+    parts = rng.normal(size=(12, 2))
+    exact = low_rank.ratios(parts @ parts.T + np.diag(rng.uniform(1, 2, 12)), 2, 500)
+    np.testing.assert_allclose(exact, 1, atol=0.01)
+    x = low_rank.columns(400, 40, rng)["AR(0.9)"]
+    assert np.max(low_rank.ratios(low_rank.curvature(x, rng), 2, 10)) < 0.9
 
 
 def test_rows_like_susys_have_its_means_scales_and_correlations():

@@ -226,6 +226,23 @@ def test_what_is_not_to_be_trusted_is_an_answer_unless_strict(folder, tmp_path, 
     assert call("certify", "posterior.epvi", *made[2], "--strict").exit_code == 0
 
 
+def test_a_site_that_disagrees_is_in_the_first_line_and_in_the_code_of_strict(folder, tmp_path, made, monkeypatch):
+    # Six rows a site would be too few to test.
+    monkeypatch.setattr("epvi.hub.trust.score_test._FEWEST_ROWS", 3)
+    scores = [epvi.load(file) for file in made[2]]
+    other = scores[2].rows._replace(gradient=scores[2].rows.gradient + 1e4)
+    dataclasses.replace(scores[2], rows=other).save(tmp_path / "odd.epvi")
+    files = (*made[2][:2], tmp_path / "odd.epvi")
+    said = call_json("certify", "posterior.epvi", *files, "--strict", code=4)["certificate"]
+    assert said["agreement"]["verdict"] == "the shards disagree"
+    assert said["verdict"] != "do not trust"
+    plain = call("certify", "posterior.epvi", *files, "-o", tmp_path / "posterior.epvi")
+    assert plain.exit_code == 0
+    # With its gradient so far off, the sum of all is, and the others disagree with it too.
+    assert "shard 3 of 3 and 2 more disagree" in plain.stdout.splitlines()[0]
+    assert "Shard 3 of 3 and 2 more disagree" in call("show", tmp_path / "posterior.epvi").stdout
+
+
 @pytest.fixture(scope="module")
 def mistaken(made):
     """Files that are wrong in one thing each."""

@@ -21,8 +21,10 @@ from epvi.gaussian.mixture import Estimate
 from epvi.hub.posterior.posterior import pack_posterior, unpack_posterior
 from epvi.hub.refine.natural_gradient import JointMoments
 from epvi.hub.refine.pool import ScoredDraws
-from epvi.hub.refine.step import Step
+from epvi.hub.refine.step import Run, Step
+from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.chains import Chains
 from epvi.hub.trust.propose import Source
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation, pack_scores
@@ -44,6 +46,10 @@ def some_posterior(structure=epvi.Full()):  # noqa: B008 (a frozen choice)
     return epvi.combine(fits)
 
 
+LABELS = tuple(some_fit(k=1, shard=m).label for m in (1, 2))
+SOME_AGREEMENT = Agreement(Accord.DISAGREE, "shard 2 disagrees.", LABELS, (1.0, 1e-5), LABELS[1:])
+
+
 def some_certificate(posterior, seed=0, **changes):
     rng = np.random.default_rng(seed)
     made = Certificate(
@@ -59,7 +65,7 @@ def some_certificate(posterior, seed=0, **changes):
         elbo=Estimate(np.asarray(-np.inf), np.asarray(np.inf)),
         log_evidence=Estimate(np.asarray(-100.25), np.asarray(0.1)),
         doubt=0.0,
-        conflict=(1.0, 1e-5),
+        agreement=SOME_AGREEMENT,
         theta=rng.normal(size=(NUM_DRAWS, posterior.space.dim)),
         weights=rng.dirichlet(np.ones(NUM_DRAWS)),
         own=rng.dirichlet(np.ones(NUM_DRAWS)),
@@ -90,7 +96,7 @@ def some_draws(num_base=4):
     return dataclasses.replace(made, asked=asked, base=made.base[:num_base])
 
 
-def some_scores(moments=True, exact=False, dense=True, d=3):
+def some_scores(moments=True, exact=False, dense=True, d=3, slopes=False):
     rng = np.random.default_rng(5)
     shape = (2, d, d) if dense else (2, d)
     bends = rng.normal(size=(2, *shape))
@@ -99,7 +105,7 @@ def some_scores(moments=True, exact=False, dense=True, d=3):
     values = rng.normal(size=NUM_DRAWS)
     values[7] = -np.inf
     return Scores(
-        asked=Asked("f" * 32, NUM_DRAWS, 4 if moments else 0, (0, 3)),
+        asked=Asked("f" * 32, NUM_DRAWS, 4 if moments else 0, (0, 3), slopes),
         shard=2,
         num_shards=3,
         label="2 of 3 (Zürich)",
@@ -116,6 +122,7 @@ def some_scores(moments=True, exact=False, dense=True, d=3):
         proper=True,
         passes=9,
         seconds=0.25,
+        slopes=rng.normal(size=(4, d)) if slopes else None,
     )
 
 
@@ -138,13 +145,16 @@ def same(a, b):
 
 
 def adapting_posterior():
-    """In the midst of adaptive rounds."""
+    """In the midst of the second run of adaptive rounds."""
     made = some_posterior()
     wide = made.mixture
     pool = ScoredDraws(
         np.arange(30.0).reshape(5, 6), -np.arange(5.0), (Source(((4, wide), (1, wide))), Source(((3, wide),)))
     )
-    step = Step(4, 1.0, 0.5, None, wide, some_certificate(made, 1), adapted=2, mixture_adapted=1, pool=pool)
+    first = Run(wide, some_certificate(made, 2), 1, ScoredDraws(pool.theta[1:], pool.log_p[1:], pool.sources[:1]))
+    step = Step(
+        4, 1.0, 0.5, None, wide, some_certificate(made, 1), adapted=2, mixture_adapted=1, pool=pool, first=first
+    )
     return dataclasses.replace(made, step=step)
 
 
@@ -160,6 +170,9 @@ def test_the_pool_of_adaptive_rounds_comes_back(tmp_path):
         (("pool", 0, "parts"), []),
         (("pool", 0, "parts", 0, "draws"), 0),
         (("pool", 1, "parts", 0, "draws"), 2**60),
+        (("first", "pool"), []),
+        (("first", "adapted"), -1),
+        (("first", "mixture"), "round"),
         (("pool", 0, "parts", 1, "structure"), "round"),
         (("mixture",), None),
         (("adapted",), -1),
@@ -196,6 +209,31 @@ def test_a_posterior_comes_back_with_its_certificate_and_its_step(tmp_path, stru
     same(again.ask(NUM_DRAWS).asked, made.ask(NUM_DRAWS).asked)
 
 
+def test_draws_of_nuts_come_back(tmp_path):
+    made = some_posterior()
+    draws = np.random.default_rng(4).normal(size=(2, 30, made.space.dim))
+    certificate = some_certificate(made, verdict=Verdict.SAMPLED, chains=Chains(draws, 1, 500, 0.25))
+    made = dataclasses.replace(made, certificate=certificate)
+    again = epvi.load(made.save(tmp_path / "posterior.epvi"))
+    same(again.certificate, made.certificate)
+    np.testing.assert_array_equal(again.theta(7, seed=0), made.theta(7, seed=0))
+    np.testing.assert_allclose(
+        again.summary(of=lambda draws: {"all": made.space.unconstrain(draws)}).mean, np.mean(draws, (0, 1))
+    )
+    content = pack_posterior(made)
+    for change, message in (
+        (array("certificate/chains", draws[..., :-1]), "not draws of 6 parameters"),
+        (array("certificate/chains", draws[:, :2]), "at least 4 draws"),
+        (array("certificate/chains", np.full_like(draws, np.nan)), "is not finite"),
+        (entry("certificate", "chains", "divergences", value=-1), "divergences is not a whole number"),
+        (lacking("certificate/chains"), "has no array certificate/chains"),
+        (entry("certificate", "chains", value=None), "draws of NUTS, which it does not have"),
+    ):
+        path = tmp_path / "wrong.epvi"
+        path.write_bytes(changed(content, change))
+        refused(lambda path=path: epvi.load(path), message)
+
+
 def test_a_confirmed_step_and_a_posterior_without_rounds_come_back(tmp_path):
     made = some_posterior()
     plain = epvi.load(made.save(tmp_path / "plain.epvi"))
@@ -221,6 +259,11 @@ def test_reasons_of_a_certificate_may_be_left_out_or_unknown(tmp_path):
 
     # As a version that knew none wrote it.
     assert reasons(lambda record, arrays: record["certificate"].pop("reasons")) == ()
+    # From a version with one verdict: the p-values say who disagrees.
+    path.write_bytes(changed(content, lambda record, arrays: record["certificate"].pop("agreement")))
+    earlier = epvi.load(path).certificate
+    assert (earlier.verdict, earlier.reasons) == ("do not trust", ("conflict",))
+    assert (earlier.agreement.verdict, earlier.agreement.flagged) == ("the shards disagree", LABELS[1:])
     later = [{"code": "full-moon", "finding": "it was full"}, {"code": "lost-mode", "finding": "it lacks one"}]
     assert reasons(entry("certificate", "reasons", value=later)) == (Reason.OTHER, Reason.LOST_MODE)
 
@@ -240,6 +283,21 @@ def test_draws_and_scores_come_back_as_they_were(tmp_path):
         assert repr(found.made_of) == repr(scores.made_of)
         same(dataclasses.replace(found, made_of=scores.made_of), scores)
         assert found.called == f"{path} (shard 2 of 3 (Zürich))"
+
+
+def test_gradients_at_base_draws_and_factors_of_sds_come_back(tmp_path):
+    scores = some_scores(slopes=True)
+    found = epvi.load(scores.save(tmp_path / "scores.epvi"))
+    np.testing.assert_array_equal(found.slopes, scores.slopes)
+    assert found.asked.slopes
+    assert found.num_numbers == some_scores().num_numbers + scores.slopes.size
+    without = epvi.load(dataclasses.replace(scores, slopes=None).save(tmp_path / "without.epvi"))
+    assert without.slopes is None
+    posterior = some_posterior()
+    scales = np.linspace(1.0, 1.1, posterior.space.dim)
+    posterior = posterior.with_certificate(some_certificate(posterior, scales=scales))
+    again = epvi.load(posterior.save(tmp_path / "posterior.epvi"))
+    np.testing.assert_array_equal(again.certificate.scales, scales)
 
 
 def test_scores_of_one_parameter_come_back(tmp_path):
@@ -278,6 +336,17 @@ WRONG_POSTERIOR = {
     "no chance": (entry("certificate", "conflict", value=[0.5, 1.5]), "not a chance from 0 to 1"),
     "a chance too few": (entry("certificate", "conflict", value=[0.5]), "a chance for every shard that has rows"),
     "a chance too many": (entry("certificate", "conflict", value=[0.5] * 3), "list of at most 2"),
+    "an agreement of another kind": (
+        entry("certificate", "agreement", "verdict", value="maybe"),
+        "agreement is not one",
+    ),
+    "an agreement without words": (entry("certificate", "agreement", "text", value=""), "agreement has no text"),
+    "a shard beyond": (entry("certificate", "agreement", "flagged", value=[2]), "flags shards that it does not have"),
+    "part of a shard": (entry("certificate", "agreement", "flagged", value=[0.5]), "not a whole number"),
+    "flags in agreement": (
+        entry("certificate", "agreement", "verdict", value="the shards agree"),
+        "flags shards and says that they agree",
+    ),
     "no table": (entry("certificate", value=[1]), "certificate is not a table"),
     "no draws": (lacking("certificate/theta"), "certificate/theta are not points"),
     "other dimensions": (array("certificate/theta", np.zeros((NUM_DRAWS, 5))), "not points in 6 dimensions"),
@@ -286,6 +355,8 @@ WRONG_POSTERIOR = {
     "weights that are no numbers": (array("certificate/weights", NAN), "weights is not finite"),
     "weights of more": (array("certificate/weights", 1.001 * EVEN), "weights are not weights that sum to 1"),
     "weights below nothing": (array("certificate/own", np.r_[2.0, -1.0, np.zeros(62)]), "own are not weights"),
+    "scales of nothing": (array("certificate/scales", np.zeros(6)), "certificate/scales are not positive"),
+    "too few scales": (array("certificate/scales", np.ones(5)), "certificate/scales does not have the shape"),
     "too few weights": (array("certificate/own", np.ones(1)), "own does not have the shape"),
     "endless rounds": (entry("step", "rounds", value=10**9), "rounds is not a whole number"),
     "no step size": (entry("step", "rate", value=0), "rate is not a step size"),
@@ -306,6 +377,7 @@ WRONG_DRAWS = {
     "other draws than it says": (entry("asked", "num_draws", value=65), "theta are not points .* as many as it says"),
     "no draws": (entry("asked", "num_draws", value=0), "num_draws is not a whole number from 1"),
     "odd base draws": (entry("asked", "num_base", value=3), "num_base is not an even number"),
+    "gradients in words": (entry("asked", "slopes", value="yes"), "slopes is neither true nor false"),
     "no seed": (entry("asked", "key", value=[-1, 0]), "key is not a seed"),
     "a long digest": (entry("asked", "posterior", value="f" * 100), "posterior is not a printable text"),
     "no centres": (array("centres", np.zeros((0, 6))), "centres and its Gaussians are not from 1 to 256"),

@@ -13,7 +13,7 @@ from epvi.wire.shard_fit import Provenance
 from epvi.wire.stacked_answers import StackedScores, stacked, unstacked
 
 
-def answer(m, *, moments=True):
+def answer(m, *, moments=True, slopes=False):
     rng = np.random.default_rng(m)
     centres = Derivatives(rng.normal(size=2), rng.normal(size=(2, 3)), rng.normal(size=(2, 3, 3)))
     expected = Expected(rng.normal(size=(1, 4)), rng.normal(size=(1, 3)), rng.normal(size=(1, 3, 3)))
@@ -35,6 +35,7 @@ def answer(m, *, moments=True):
         proper=True,
         passes=m,
         seconds=0.5 * m,
+        slopes=rng.normal(size=(4, 3)) if slopes else None,
     )
 
 
@@ -44,9 +45,9 @@ def same(a, b):
     return np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("moments", [True, False])
-def test_answers_come_out_as_they_went_in(moments):
-    before = [answer(m, moments=moments) for m in (1, 2, 3)]
+@pytest.mark.parametrize(("moments", "slopes"), [(True, False), (False, False), (True, True), (False, True)])
+def test_answers_come_out_as_they_went_in(moments, slopes):
+    before = [answer(m, moments=moments, slopes=slopes) for m in (1, 2, 3)]
     made = stacked(before)
     assert isinstance(made, StackedScores)
     after = unstacked(pickle.loads(pickle.dumps(made)))
@@ -57,6 +58,7 @@ def test_answers_come_out_as_they_went_in(moments):
 
 
 def test_answers_with_other_parts_are_not_stacked():
+    assert not isinstance(stacked([answer(1), answer(2, slopes=True)]), StackedScores)
     made = [answer(1), answer(2, moments=False)]
     assert stacked(made) is made
     assert unstacked(made) is made

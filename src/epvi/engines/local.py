@@ -18,11 +18,12 @@ import cloudpickle
 import loky
 
 from epvi.engines.process import WorkerDied, WorkerGone, WorkerProcess
+from epvi.engines.task_queue import TaskQueue
 from epvi.ground.validation import at_least
 
 # Seconds without a task after which a worker process ends. Judgement: long enough for a pause between calls in a
 # notebook, short enough to free its memory.
-_IDLE_SECONDS = 300
+_IDLE_SECONDS = 300.0
 # Processes started for one task if each ends before it begins the task; then the task fails. Judgement.
 _STARTS = 3
 
@@ -48,11 +49,14 @@ class Pool(Executor):
         self._size = size
         self._preloaded = preloaded
         self._lock = threading.Lock()
-        self._waiting: queue.SimpleQueue[_Submitted | None] = queue.SimpleQueue()
+        self._waiting: TaskQueue[_Submitted] = TaskQueue(size)
         self._processes: set[WorkerProcess] = set()
         self._running: dict[Future, _Submitted] = {}
         self._open = True
-        self._threads = [threading.Thread(target=self._work, name="epvi worker", daemon=True) for _ in range(size)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(number,), name="epvi worker", daemon=True)
+            for number in range(size)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -66,11 +70,15 @@ class Pool(Executor):
         """Queue a function call for the next free worker."""
         if kwargs:
             raise TypeError("workers take positional arguments only: bind keyword arguments with functools.partial")
+        return self.submit_near(None, fn, *args)
+
+    def submit_near(self, worker: int | None, fn: Callable, /, *args: Any) -> Future:
+        """Queue a function call for a worker by its number (modulo `size`), or for another one while that is busy."""
         future: Future = Future()
         with self._lock:
             if not self._open:
                 raise RuntimeError("the pool is closed: make a new one")
-            self._waiting.put(_Submitted(future, fn, args))
+            self._waiting.put(_Submitted(future, fn, args), worker)
         return future
 
     def abandon(self, futures: Iterable[Future]) -> None:
@@ -90,14 +98,10 @@ class Pool(Executor):
         """Accept no more tasks; stop workers after the queued ones, or at once with `cancel_futures`."""
         with self._lock:
             self._open = False
-            waiting = []
-            while cancel_futures and not self._waiting.empty():
-                task = self._waiting.get()
-                waiting += [] if task is None else [task.future]
-            running = list(self._running) if cancel_futures else []
-            for _ in self._threads:
-                self._waiting.put(None)
-        self.abandon([*waiting, *running])
+            waiting = [task.future for task in self._waiting.close()]
+            running = list(self._running)
+        if cancel_futures:
+            self.abandon([*waiting, *running])
         for thread in self._threads if wait else ():
             thread.join()
 
@@ -106,12 +110,12 @@ class Pool(Executor):
         for process in self._processes:
             process.disown()
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         """The thread of one worker: start its process, run tasks on it, and replace it when it has ended."""
         process = self._started(None, quiet=True)
         while True:
             try:
-                task = self._waiting.get(timeout=None if process is None else _IDLE_SECONDS)
+                task = self._waiting.get(number, None if process is None else _IDLE_SECONDS)
             except queue.Empty:
                 process = self._ended(process)
                 continue

@@ -112,6 +112,12 @@ class GaussianMixture(eqx.Module):
             kernel = kernel**2
         return cls.from_covariances(draws, np.broadcast_to(kernel, (len(draws), *kernel.shape)))
 
+    @classmethod
+    def each(cls, log_weights: AnyArray, means: AnyArray, roots: AnyArray, of: Structure) -> list["GaussianMixture"]:
+        """Mixtures from parameters with a leading axis, in a fraction of the time that their constructors take."""
+        form = jax.tree.structure(cls(log_weights[0], means[0], roots[0], of))
+        return [form.unflatten(one) for one in zip(log_weights, means, roots, strict=True)]
+
     @property
     def num_components(self) -> int:
         """The number K of components."""

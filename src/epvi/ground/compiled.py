@@ -109,15 +109,15 @@ def number_of(jitted: Any) -> int:
     return jitted._cache_size()
 
 
-def let_go(*, own_process: bool = False) -> None:
+def let_go(*, own_process: bool = False, most: int | None = None) -> None:
     """Evict the least recently used programs above the bound; called after public functions and workers' tasks.
 
     Programs in use by a call in another thread survive until it ends. Repeated calls with the same shapes compile
     nothing again. In an `own_process`, where nobody else uses JAX (epvi's workers), all of JAX's caches are cleared
-    when more than `MOST` programs were compiled since the last time.
+    when more than `most` programs (by default `MOST`) were compiled since the last time.
     """
     global _seen
-    if own_process and _seen > MOST:
+    if own_process and _seen > (MOST if most is None else most):
         with _lock:
             _held.clear()
             _seen = 0

@@ -27,9 +27,9 @@ class SeedStream(enum.IntEnum):
     """Streams of a posterior's seed; shard m, and what stands in for it, has stream m.
 
     COMMON is for the starts that all shards share, SPLIT deals the rows to shards, PRODUCT multiplies the fits, DRAWS
-    are those that shards are asked to score in `epvi.fit`, SUPPORTS those at which group effects are evaluated. PARTS
-    belongs to the key of such a request, which may be a seed itself: for the parts of the rows that tall shards score,
-    of shard m the m-th stream of it.
+    are those that shards are asked to score in `epvi.fit`, SUPPORTS those at which group effects are evaluated, CHAINS
+    is for NUTS on all rows. PARTS belongs to the key of such a request, which may be a seed itself: for the parts of
+    the rows that tall shards score, of shard m the m-th stream of it.
     """
 
     COMMON = 0
@@ -38,6 +38,7 @@ class SeedStream(enum.IntEnum):
     PARTS = FIRST_NAMED + 2
     DRAWS = FIRST_NAMED + 3
     SUPPORTS = FIRST_NAMED + 4
+    CHAINS = FIRST_NAMED + 5
 
 
 @enum.unique

@@ -62,6 +62,7 @@ class StatusCode(enum.StrEnum):
     TRUSTED = "trusted", True
     CORRECTED = "corrected", True
     MARGINALS = "marginals", True
+    CHAINS = "chains", True
     NOT_TRUSTED = "not-trusted", False
 
     # Of a file that has no code, or one that this version does not know.

@@ -4,6 +4,7 @@ Takes a model and all rows; splits them, fits every shard independently, combine
 checks it by importance sampling with the log densities of all shards.
 """
 
+import dataclasses
 import os
 import time
 import uuid
@@ -23,6 +24,8 @@ from epvi.ground.verb import verb
 from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
+from epvi.hub.trust.certify import warn_of
+from epvi.run.chains import AllRows, checked
 from epvi.run.failures import ShardError, kept_in
 from epvi.run.grouping import declared, grouped
 from epvi.run.progress import ShardProgress
@@ -41,6 +44,7 @@ from epvi.site.rows.grouped_table import read_grouped
 from epvi.site.rows.levels import OWN
 from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
+from epvi.site.tasks.chain import NUTS
 from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model
 from epvi.site.tasks.prepared import settled
 from epvi.wire.shard_fit import Provenance, ShardFit
@@ -58,6 +62,7 @@ def fit(
     product: Product | None = None,
     certify: bool | Scoring = True,
     refine: int | None = None,
+    fallback: NUTS | None = None,
     executor: Executor | int | None = None,
     work: str | os.PathLike | None = None,
     seed: Seed = 0,
@@ -71,7 +76,8 @@ def fit(
     multiplies the fits (as in `multiply`). With `certify` all shards then evaluate their log density at draws of the
     product; the importance weights show whether it can be trusted (`posterior.certificate`). `refine` is the largest
     number of rounds that improve it; by default up to 30, until it can be trusted or
-    further ones gain little.
+    further ones gain little. If the posterior still cannot be trusted then, `fallback=epvi.NUTS()` samples it from all
+    rows by NumPyro's NUTS, with a verdict of its own.
     `executor` is any `concurrent.futures.Executor`, or a number of processes of epvi's own pool (by default one per
     core). The same seed gives the same result for any number of workers. `work` is a folder to which each shard's fit
     is written as soon as it is finished: an interrupted run that is started again fits only the missing shards.
@@ -82,13 +88,14 @@ def fit(
     if executor is not None and not isinstance(executor, Executor | int):
         raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
     rounds = Rounds.of(certify, refine)
+    fallback = checked(fallback, rounds.certify)
     table, split = _split(model, rows, shards, by, shuffle, key)
     if not isinstance(executor, Executor):
         # The workers start while the model is checked and traced here.
         workers_of(executor)
     sent, programs, made_of = _prepared(model, table)
     groups, model, deal = model.groups, model_of(sent), shuffle and by is None
-    columns, integrated = table.columns, None
+    columns, integrated, whole = table.columns, None, sent
     if groups is not None:
         integrated = declared(model, programs, groups, table, split, deal, key)
     elif inference.fits_together:
@@ -98,13 +105,11 @@ def fit(
         model, columns, split = model_of(sent), integrated.columns, integrated.split
         programs = programs_of(model, columns)
     size = _affordable_block(inference, programs, columns, split)
-    key_data = np.asarray(jax.random.key_data(key))
-    plan = FitPlan(inference, size, key_data, made_of, table.hash_key, programs.target.bundle)
+    plan = FitPlan(inference, size, _words(key), made_of, table.hash_key, programs.target.bundle)
     job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any or integrated is not None)
-    folder = WorkFolder(Path(work)) if work else None
     with (
         ShardProgress(split.num_shards, progress) as bar,
-        shards_of(job, columns, split, executor, bar, folder) as sites,
+        shards_of(job, columns, split, executor, bar, WorkFolder(Path(work)) if work else None) as sites,
     ):
         posterior = _combined(sites.fit(), product, seed, bar)
         try:
@@ -116,6 +121,8 @@ def fit(
             raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
         if integrated is not None:
             posterior = integrated.put_back(posterior, sites, key)
+        everything = (job, columns) if groups is not None else (_job_of_all(whole, plan), table.columns)
+        posterior = AllRows(*everything, executor, bar).answer(posterior, fallback, key)
         bar.say("done")
         _log_end(posterior, time.perf_counter() - start)
         return posterior
@@ -135,6 +142,15 @@ def _prepared(model: Model, table: Table) -> tuple[bytes, Programs, Provenance]:
     return sent, made.programs, made.made_of
 
 
+def _words(key: jax.Array) -> np.ndarray:
+    return np.asarray(jax.random.key_data(key))
+
+
+def _job_of_all(model: bytes, plan: FitPlan) -> Job:
+    """The job of the model as the user wrote it, with group effects among its parameters."""
+    return Job(model, dataclasses.replace(plan, bundle=1), None, uuid.uuid4().hex)
+
+
 def _affordable_block(inference: Inference, programs: Programs, columns: Columns, split: Split) -> int:
     """Rows per block; what no shard could afford is refused here, not in a worker."""
     inference.settled(programs.target.space.dim, split.num_shards)
@@ -144,6 +160,7 @@ def _affordable_block(inference: Inference, programs: Programs, columns: Columns
 def _log_end(posterior: Posterior, seconds: float) -> None:
     if posterior.certificate is not None:
         logger.info("verdict: %s", posterior.certificate.text)
+        warn_of(posterior.certificate.agreement)
     logger.info("fitted %s in %.2f s", shown(posterior.stands_for), seconds)
 
 

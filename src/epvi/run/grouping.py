@@ -17,8 +17,9 @@ from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.posterior import Posterior
-from epvi.hub.posterior.supports import supports_of
+from epvi.hub.posterior.supports import resampled, supports_of
 from epvi.hub.trust.certify import with_integrals
+from epvi.hub.trust.effects import effect_errors
 from epvi.parameters.group_effects import GroupEffects
 from epvi.parameters.space import Space
 from epvi.run.shards import RunningShards
@@ -39,14 +40,19 @@ from epvi.wire.request import NUM_DRAWS
 # With many rows, draws are scored on subsamples of bundles: effects are integrated out if there are at least so many
 # groups, or so few rows that all can be used. Judgement.
 _ENOUGH_GROUPS = 128
-# Moments of effects are computed at supports while rows, counted once for each support, and numbers are at most so
-# many; with more rows at the centre of the other parameters only, and extended linearly. Judgement: half a second, and
-# 32 MB. Where there are so many rows the posterior of the scales is so narrow that moments are nearly linear there.
-_ROWS_TO_EVALUATE, _NUMBERS = 2**22, 2**21
+# Moments of effects are computed at supports while densities of rows and numbers are at most so many; with more rows at
+# the centre of the other parameters only, and extended linearly. Judgement: a second, and 32 MB. Where there are so
+# many rows the posterior of the scales is so narrow that moments are nearly linear there.
+_TO_EVALUATE, _NUMBERS = 2**27, 2**21
+# Densities of a row for each support, by the number of effects of a level: about the number of nodes.
+_EFFORT = {1: 32, 2: 150, 3: 640}
 # Fewest supports, and for each of the other parameters. Judgement.
 _FEWEST_SUPPORTS, _SUPPORTS_PER_PARAMETER = 128, 4
 # Draws at which the error of declared groups' integrals is measured. Judgement.
 _POINTS = 16
+# Draws of the other parameters at which effects are compared with what many nodes say. Judgement: errors hardly change
+# with them.
+_DRAWS_TO_AUDIT = 8
 # Rows that are checked at a time. Judgement.
 _ROWS_AT_ONCE = 2**14
 
@@ -65,24 +71,37 @@ class Grouped:
     def put_back(self, posterior: Posterior, sites: RunningShards, key: jax.Array) -> Posterior:
         """The posterior of all parameters, from that of all but the group effects."""
         which, p = self.effects, posterior.space.dim
-        most = min(_ROWS_TO_EVALUATE // self.columns[LOCAL].size, _NUMBERS // which.places(self.space).size, NUM_DRAWS)
+        effort = self.columns[LOCAL].size * _EFFORT[which.places(self.space).shape[1]]
+        most = min(_TO_EVALUATE // effort, _NUMBERS // which.places(self.space).size, NUM_DRAWS)
         if most >= max(_FEWEST_SUPPORTS, _SUPPORTS_PER_PARAMETER * p):
             words = tuple(int(word) for word in jax.random.key_data(jax.random.fold_in(key, SeedStream.SUPPORTS)))
             supports, weights = supports_of(posterior, most, words)
         else:
             supports, weights = np.asarray(posterior.mixture.mean())[None], np.ones(1)
         empty = np.setdiff1d(np.arange(which.num_levels), self.columns[LEVELS])
-        parts = sites.effects(supports, empty)
+        parts = sites.effects(supports, empty, _draws_to_audit(posterior, supports, weights))
+        errors = effect_errors([part.audited for part in parts], which.num_levels)
         levels = np.concatenate([part.levels for part in parts])
         order = np.argsort(levels)
         # Contiguous, as they are read from a file: sums over other layouts differ in their last digits.
         mean = np.ascontiguousarray(np.concatenate([part.mean for part in parts], axis=1)[:, order])
         root = np.ascontiguousarray(np.concatenate([part.root for part in parts], axis=1)[:, order])
+        shape = np.ascontiguousarray(np.concatenate([part.shape for part in parts], axis=1)[:, order])
         if len(supports) > 1:
-            return posterior.with_effects(self.space, Effects.regressed(which, supports, weights, mean, root))
+            made = Effects.regressed(which, supports, weights, mean, root, shape)
+            return posterior.with_effects(self.space, made, errors)
         slopes = [part.slopes for part in parts if part.slopes is not None]
-        made = [np.concatenate(one)[order] for one in zip(*slopes, strict=True)]
-        return posterior.with_effects(self.space, Effects(which, supports, weights, mean, root, *made))
+        sloped = [np.concatenate(one)[order] for one in zip(*slopes, strict=True)]
+        made = Effects(which, supports, weights, mean, root, shape, *sloped)
+        return posterior.with_effects(self.space, made, errors)
+
+
+def _draws_to_audit(posterior: Posterior, supports: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Draws of the other parameters at which effects are audited: supports, if these are draws."""
+    rng = np.random.default_rng(0)
+    if len(supports) == 1:
+        return np.asarray(posterior.mixture.sample(_DRAWS_TO_AUDIT, seed=0))
+    return supports[resampled(weights, _DRAWS_TO_AUDIT, rng)]
 
 
 def grouped(

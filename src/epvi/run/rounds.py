@@ -22,8 +22,9 @@ from epvi.hub.refine.refine import WORTH, advance, confirmed, length
 from epvi.hub.refine.step import finished
 from epvi.hub.trust.certify import Certificate, certificate_of
 from epvi.hub.trust.collect import Answered, collect
+from epvi.hub.trust.propose import asked_of, usual_base
 from epvi.hub.trust.reasons import Reason, Verdict
-from epvi.hub.trust.verdict import draws_that_tell
+from epvi.hub.trust.single_parameters import MANY, VAGUE, may_be_by_dimension
 from epvi.run.scoring import Scoring
 from epvi.wire.answer import Scores
 from epvi.wire.codec import mixture_arrays
@@ -35,6 +36,9 @@ _MOST_ROUNDS, _USUAL_ROUNDS, _HELPS = 30, 10, 0.5
 # Where importance weights of at least this efficiency correct the posterior, steps of a smaller KL divergence than this
 # (in nats) are not worth a round. Judgement: 0.01 nats are a mean that moves by 0.14 sds, which the weights correct.
 _WELL, _LITTLE = 0.5, 0.01
+# Where weights cannot judge many parameters, they are refined with the usual base draws until a step has a smaller KL
+# divergence than this, in nats. Judgement: as much as other base draws move the best Gaussian of so many.
+_ROUGH = 0.1
 # Where another step is likely to follow, so many draws are scored instead of all: they only have to show whether a step
 # is an improvement. Judgement.
 _FEW_DRAWS = 256
@@ -42,9 +46,10 @@ _FEW_DRAWS = 256
 # from their subposteriors than this (in nats); and after a step if the next one is expected to have a larger KL
 # divergence than this. Judgement: a wrong guess costs a round with few draws, or one with more than needed.
 _MANY_PARAMETERS, _FAR_FITS, _LARGE_STEP = 64, 0.01, 0.005
-# Where more draws can show that means and sds of many parameters are right, up to so many times as many are scored in
-# the end, of so many numbers at most. Judgement: as much work as a few rounds, and 256 MB.
-_MOST_TIMES, _MOST_NUMBERS = 8, 2**25
+# Where weights cannot judge many parameters, gradients are asked for at so many base draws, of so many numbers from all
+# shards at most, and at no fewer than the last. Judgement: a mean that is best for R draws is off by a few tenths of an
+# sd over √R; 1 GB.
+_BASE, _MOST_NUMBERS, _LEAST_BASE = 2048, 2**27, 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +61,15 @@ class Rounds:
         refine: the largest number of refinement steps.
         scoring: how shards score draws.
         contented: whether refinement ends as soon as the verdict is "trust".
+        num_base: how many base draws to ask for gradients at, which judge single parameters; None for the usual
+            expectations.
     """
 
     certify: bool
     refine: int
     scoring: Scoring = dataclasses.field(default_factory=Scoring)
     contented: bool = False
+    num_base: int | None = None
 
     @classmethod
     def of(cls, certify: Any, refine: Any) -> "Rounds":
@@ -76,8 +84,12 @@ class Rounds:
     def worth(self, certificate: Certificate) -> float:
         """The least KL divergence of a step, in nats, to be worth a round; larger where the weights correct well.
 
-        What few draws say of the weights is not enough.
+        What few draws say of the weights is not enough. Of many parameters, which are refined once more with many base
+        draws, a first result is rough.
         """
+        many = certificate.theta.shape[1] >= MANY and certificate.reasons == (Reason.UNEVEN_WEIGHTS,)
+        if self.contented and many and self.num_base is None:
+            return _ROUGH
         corrected = certificate.verdict == Verdict.CORRECTED and certificate.efficiency > _WELL
         known = certificate.num_draws >= self.scoring.num_draws
         return _LITTLE if self.contented and corrected and known else WORTH
@@ -102,16 +114,19 @@ class Rounds:
             return taken > _LARGE_STEP
         return next_step(taken, gaps / len(posterior.fits) ** 2, posterior.space.dim) > _LARGE_STEP
 
-    def telling(self, posterior: Posterior, answered: Answered) -> "Rounds | None":
-        """The same with as many draws as can show that means and sds are right; None if that is no question."""
+    def by_gradients(self, posterior: Posterior, answered: Answered) -> "Rounds | None":
+        """The same with gradients at many base draws, to judge single parameters; None if that is no question."""
         certificate = posterior.certificate
-        if not self.contented or certificate is None or certificate.reasons != (Reason.UNEVEN_WEIGHTS,):
+        if not self.contented or certificate is None or not may_be_by_dimension(posterior, answered):
             return None
-        count = draws_that_tell(posterior, answered)
-        most = min(_MOST_TIMES * self.scoring.num_draws, _MOST_NUMBERS // posterior.space.dim)
-        if count is None or not self.scoring.num_draws < count <= most:
+        uneven = certificate.reasons == (Reason.UNEVEN_WEIGHTS,)
+        vague = certificate.verdict == Verdict.CORRECTED and certificate.mean_error > VAGUE
+        most = _MOST_NUMBERS // (posterior.space.dim * len(posterior.fits))
+        if not (uneven or vague) or most < _LEAST_BASE:
             return None
-        return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=count))
+        taken = 0 if posterior.step is None else posterior.step.rounds
+        num_base = min(_BASE, 2 ** int(math.log2(most)))
+        return dataclasses.replace(self, num_base=num_base, refine=max(self.refine - taken, 1))
 
     @property
     def any(self) -> bool:
@@ -144,10 +159,9 @@ def run_rounds(posterior: Posterior, ask: Ask, rounds: Rounds, key: jax.Array) -
         rest = dataclasses.replace(rounds, refine=max(rounds.refine - taken, 0))
         best, answered = _refined(best, ask, rest, seed, hasty=False)
     refuse_runaway(best, answered)
-    more = rounds.telling(best, answered)
+    more = rounds.by_gradients(best, answered)
     if more is not None:
-        best, _, certificate = _asked(dataclasses.replace(best, certificate=None), ask, more, seed)
-        best = best.with_certificate(certificate)
+        best, answered = _refined(best, ask, more, seed, hasty=False)
     left = rounds.refine - (0 if best.step is None else best.step.rounds)
     if left > 0 and adaptable(best):
         best = _adapted(best, answered, ask, dataclasses.replace(rounds, refine=left), seed)
@@ -216,7 +230,9 @@ def _helps(gained: list[float]) -> bool:
 
 def _asked(posterior: Posterior, ask: Ask, rounds: Rounds, seed: jax.Array) -> tuple[Posterior, Answered, Certificate]:
     """Have all shards score draws, and add the numbers exchanged to `traffic`."""
-    draws = posterior.ask(rounds.scoring.num_draws, moments=rounds.refine > 0, seed=seed)
+    usual = usual_base(posterior.space.dim) if rounds.refine > 0 else 0
+    num_base, slopes = rounds.num_base or usual, rounds.num_base is not None
+    draws = asked_of(posterior, rounds.scoring.num_draws, num_base, slopes=slopes, seed=seed)
     scores = ask(draws, rounds.scoring)
     gaussians = sum(array.size for array in mixture_arrays(draws.gaussians).values())
     sent = draws.theta.size + draws.centres.size + draws.base.size + gaussians

@@ -6,6 +6,7 @@ memory-mapped files; other executors get them with the first task, and their wor
 
 import contextlib
 import dataclasses
+import logging
 import shutil
 import tempfile
 from collections import Counter
@@ -21,7 +22,7 @@ from jaxtyping import Float, Int
 from epvi.engines.local import Pool, size_of, workers
 from epvi.ground.atomic import owner
 from epvi.ground.log import logger
-from epvi.ground.printable import shown
+from epvi.run.account import log_account, log_loss, log_places
 from epvi.run.batches import batch_of
 from epvi.run.failures import Work, explained
 from epvi.run.progress import ShardProgress
@@ -43,12 +44,13 @@ from epvi.run.worker import (
 )
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
-from epvi.site.tasks.effects import LevelMoments
 from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.answer import Scores
+from epvi.wire.effect_answer import LevelMoments
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 from epvi.wire.stacked_answers import StackedScores, unstacked
+from epvi.wire.stacked_fits import StackedFits
 
 # Seconds between updates of the progress bar while no task finishes: rich redraws it ten times a second by default.
 _POLL_SECONDS = 0.1
@@ -96,16 +98,16 @@ class RunningShards:
 
         irregular: set[int] = set()
 
-        def keep(group: Group, made: ShardFit | list[ShardFit | None] | None) -> list[Group]:
+        def keep(group: Group, made: StackedFits | list[ShardFit | None] | ShardFit | None) -> list[Group]:
             if made is None:
                 return [(part,) for part in group]
-            found = made if isinstance(made, list) else [made]
+            found = [made] if isinstance(made, ShardFit) else made.each() if isinstance(made, StackedFits) else made
             for part, fit in zip(group, found, strict=True):
                 if fit is None:
                     irregular.add(part.shard)
                     continue
                 fits[fit.shard] = fit
-                logger.info("%s", fit.account)
+                log_account(logging.INFO, fit)
                 if self.work is not None:
                     self.work.keep(fit)
             # Shards that cannot be fitted together with others are fitted alone.
@@ -134,12 +136,13 @@ class RunningShards:
                 return [(part,) for part in group]
             for answer in [] if isinstance(made, NoRows) else unstacked(made):
                 answers[answer.shard] = answer
-                logger.debug("%s", answer.account)
+                log_account(logging.DEBUG, answer)
             return []
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
             share = sum(float(self.sizes[part.shard - 1]) for part in group) / float(np.sum(self.sizes))
-            question = Question(draws, scoring, share, () if self._all_mapped else tuple(self.earlier))
+            asked = dataclasses.replace(draws, shares=tuple(group))
+            question = Question(asked, scoring, share, () if self._all_mapped else tuple(self.earlier))
             if len(group) > 1:
                 return answer_batch, self.job, group, rows, question
             return answer_shard, self.job, group[0], None if rows is None else rows[0], question
@@ -148,8 +151,10 @@ class RunningShards:
         self.earlier += list(draws.centres)
         return [answers[shard] for shard in sorted(answers)]
 
-    def effects(self, phi: Float[np.ndarray, "S p"], empty: Int[np.ndarray, " n"]) -> list[LevelMoments]:
-        """Moments of the integrated group effects given each φ: those of groups, and of levels without rows."""
+    def effects(
+        self, phi: Float[np.ndarray, "S p"], empty: Int[np.ndarray, " n"], among: Float[np.ndarray, "K p"]
+    ) -> list[LevelMoments]:
+        """Moments of the integrated group effects given each φ, also of levels without rows; audited at `among`."""
         answers: dict[int, LevelMoments | None] = {}
 
         def keep(group: Group, made: LevelMoments | NoRows) -> list[Group]:
@@ -158,7 +163,7 @@ class RunningShards:
             return []
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
-            return effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0]
+            return effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0], among
 
         self._asked(Work.EFFECTS, task, keep, answers)
         return [made for _, made in sorted(answers.items()) if made is not None]
@@ -215,12 +220,12 @@ class RunningShards:
         Gives the errors by shard. A task whose worker process died is retried on another worker, with the same result.
         When the task of several shards fails, or has lost a second worker, each of them is run alone.
         """
-        pending: dict[Future, Group] = {}
-        failed: dict[int, Exception] = {}
+        pending, failed = dict[Future, Group](), dict[int, Exception]()
         deaths: Counter[tuple[int, int]] = Counter()
+        numbers = {group[0].shard: number for number, group in enumerate(groups)}
 
         def begin(group: Group) -> None:
-            pending[submit(self.executor, *task(group))] = group
+            pending[submit(self.executor, numbers.get(first := group[0].shard, first), *task(group))] = group
 
         def again(group: Group, error: Exception) -> None:
             died, key = isinstance(error, BrokenExecutor), (group[0].shard, len(group))
@@ -230,7 +235,7 @@ class RunningShards:
                 failed[group[0].shard] = error
                 return
             if died:
-                _log_loss(work, group, error)
+                log_loss(work, group, error)
             try:
                 for some in [(part,) for part in group] if lost else [group]:
                     begin(some)
@@ -268,9 +273,10 @@ def shards_of(
 ) -> Iterator[RunningShards]:
     """A context with the shards, whose rows are available to the executor's workers while it lasts."""
     m = split.num_shards
-    parts = [Part(i, m, label, Fraction(1, m)) for i, label in enumerate(split.labels, start=1)]
+    share = Fraction(1, m)
+    parts = [Part(i, m, label, share) for i, label in enumerate(split.labels, start=1)]
     done = _already(work, job.plan, columns, parts, split)
-    _log_places(split, job.plan.bundle, executor)
+    log_places(split, job.plan.bundle, executor)
     if isinstance(executor, Executor):
         needed = [part for part in parts if job.keeps or part.shard not in done]
         held: dict[int, MappedRows | HeldRows] = {p.shard: HeldRows(_taken(columns, split, p)) for p in needed}
@@ -295,23 +301,6 @@ def shards_of(
         yield RunningShards(
             pool, job, parts, {part.shard: mapped[part.shard - 1] for part in parts}, done, bar, work, split.sizes
         )
-
-
-def _log_places(split: Split, bundle: int, executor: Executor | int | None) -> None:
-    where = type(executor).__name__ if isinstance(executor, Executor) else f"{size_of(executor)} workers of epvi's own"
-    rows, least, most = int(np.sum(split.sizes)), int(np.min(split.sizes)), split.largest
-    each = f"{least:,}" if least == most else f"{least:,} to {most:,}"
-    what = "rows" if bundle == 1 else "bundles of groups"
-    logger.info("%s %s in %d shards of %s each, on %s", f"{rows:,}", what, split.num_shards, f"{each} {what}", where)
-
-
-def _log_loss(work: Work, group: Group, error: Exception) -> None:
-    name, more = shown(group[0].label), len(group) - 1
-    if more:
-        text = "shard %s and %d more lost their worker while they were %s, and are run again: %s"
-        logger.warning(text, name, more, work.done, error)
-    else:
-        logger.warning("shard %s lost its worker while it was %s, and is run again: %s", name, work.done, error)
 
 
 def _taken(columns: Columns, split: Split, part: Part) -> Columns:

@@ -12,9 +12,14 @@ class ExecutorClosedError(EpviError):
     """The executor accepts no tasks."""
 
 
-def submit(executor: Executor, function: Callable, *arguments: Any) -> Future:
-    """The future of a task."""
+def submit(executor: Executor, number: int, function: Callable, *arguments: Any) -> Future:
+    """The future of a task.
+
+    Of epvi's own workers preferably the same one runs all tasks of a number: it has compiled their programs before.
+    """
     try:
+        if isinstance(executor, Pool):
+            return executor.submit_near(number, function, *arguments)
         return executor.submit(function, *arguments)
     except RuntimeError as error:
         said = (str(error).splitlines() or ["no reason given"])[0].rstrip(".")

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from epvi.ground.compiled import let_go
+from epvi.ground.compiled import MOST, let_go
 from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
 from epvi.run.row_files import MappedRows
@@ -27,14 +27,17 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
 from epvi.site.tasks.answers import Asking
-from epvi.site.tasks.effects import LevelMoments, effects_given
+from epvi.site.tasks.chain import NUTS, ChainDraws, Start, run_chain
+from epvi.site.tasks.effects import effects_given
 from epvi.site.tasks.fit_shard import FitPlan, fit_columns, fit_regular
 from epvi.site.tasks.score import answer_columns
 from epvi.site.tasks.score_together import answer_together
 from epvi.wire.answer import Scores
+from epvi.wire.effect_answer import LevelMoments
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 from epvi.wire.stacked_answers import StackedScores, stacked
+from epvi.wire.stacked_fits import StackedFits, stacked_fits
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -92,7 +95,9 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
         return fit_columns(programs, columns, part, job.plan, report, tried=tried)
 
 
-def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]) -> list[ShardFit | None] | None:
+def run_batch(
+    job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldRows]
+) -> StackedFits | list[ShardFit | None] | None:
     """Fit several shards together, whose rows lie one after the other; None for each that `run_shard` is to fit.
 
     None for all if their rows are refused: each shard alone then says which of them has such rows.
@@ -107,7 +112,7 @@ def run_batch(job: Job, parts: Sequence[Part], rows: Sequence[MappedRows | HeldR
             Subposterior.of(programs, columns, parts[0].prior, size).refuse_outside()
         except EpviError:
             return None
-        return fit_regular(programs, columns, parts, sizes, job.plan, _Passes(job.passes, parts))
+        return stacked_fits(fit_regular(programs, columns, parts, sizes, job.plan, _Passes(job.passes, parts)))
 
 
 def _joined(rows: Sequence[MappedRows | HeldRows]) -> tuple[Columns, list[int]]:
@@ -196,6 +201,7 @@ def effects_of(
     rows: Sequence[MappedRows | HeldRows] | None,
     phi: Float[np.ndarray, "S p"],
     empty: Int[np.ndarray, " n"],
+    among: Float[np.ndarray, "K p"],
 ) -> LevelMoments | NoRows:
     """Moments of the group effects of several shards given each φ; with `rows=None`, from rows that were kept."""
     rows = _kept(job, parts, rows)
@@ -203,20 +209,36 @@ def effects_of(
         return NoRows()
     columns, _ = _joined(rows)
     with _at_work(job, "the group effects"):
-        return effects_given(programs_of(job.unpacked(), columns).target, columns, phi, empty)
+        return effects_given(programs_of(job.unpacked(), columns).target, columns, phi, empty, among)
 
 
-# Token of the call for which this process worked last.
-_last_token = ""
+def chain_of(job: Job, rows: MappedRows | HeldRows, start: Start, nuts: NUTS) -> ChainDraws:
+    """One chain of NUTS on all rows, from where it starts."""
+    columns = rows.columns()
+
+    def report(steps: int) -> None:
+        if job.passes is not None:
+            np.load(job.passes, mmap_mode="r+")[0] = steps
+
+    with _at_work(job, "the chain"):
+        return run_chain(programs_of(job.unpacked(), columns).target, columns, start, nuts, report)
+
+
+# Token of the call for which this process worked last, and its model.
+_last_token, _last_model = "", b""
+# Programs that may be held when a call has the model of the last one, whose programs it needs again. Judgement: twice
+# as many as usual, since most fits of a model have 20 to 60.
+_MOST_OF_ONE_MODEL = 2 * MOST
 
 
 @contextlib.contextmanager
 def _at_work(job: Job, what: str) -> Iterator[None]:
     """The context of a shard's task; compiled functions of earlier calls are freed when a new call begins."""
-    global _last_token
+    global _last_token, _last_model
     if job.token != _last_token:
-        _last_token = job.token
-        let_go(own_process=job.in_own_worker)
+        most = _MOST_OF_ONE_MODEL if job.model == _last_model else None
+        _last_token, _last_model = job.token, job.model
+        let_go(own_process=job.in_own_worker, most=most)
     try:
         with at_work(what):
             yield

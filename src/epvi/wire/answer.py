@@ -87,6 +87,7 @@ class Scores:
         integral: sd over some of the draws of the error of the integrals over the effects of groups, in nats.
         passes: passes over all rows.
         seconds: wall-clock time.
+        slopes: gradients of log p_m at the base draws of the first Gaussian; None if not asked for.
         file: the file that it was read from, if any.
     """
 
@@ -108,6 +109,7 @@ class Scores:
     integral: float = 0.0
     passes: int = 0
     seconds: float = 0.0
+    slopes: Float[np.ndarray, "R d"] | None = None
     file: str = ""
 
     def __repr__(self) -> str:
@@ -131,6 +133,7 @@ class Scores:
         parts = [self.centres, *([] if self.moments is None else [self.moments])]
         plain = [self.values, self.echo, self.rows.gradient, *(array for part in parts for array in part[:2])]
         plain += [] if self.exact else [self.errors]
+        plain += [] if self.slopes is None else [self.slopes]
         hessians = [self.rows.products[None], *(part.hessian for part in parts)]
         return sum(array.size for array in plain) + sum(_num_free(array.shape) for array in hessians)
 
@@ -169,6 +172,7 @@ def _arrays(scores: Scores) -> dict[str, np.ndarray]:
     arrays = {"values": scores.values, "echo": scores.echo}
     # Errors that are all zero are not written.
     arrays |= {} if scores.exact else {"errors": scores.errors}
+    arrays |= {} if scores.slopes is None else {"slopes": scores.slopes}
     products = form_of(scores.rows.products)
     arrays |= {"rows/gradient": scores.rows.gradient, "rows/products": products.flat(scores.rows.products[None])[0]}
     arrays |= {f"centres/{name}": array for name, array in _packed(scores.centres._asdict()).items()}
@@ -214,6 +218,7 @@ def unpack_scores(content: Envelope) -> Scores:
         integral=_error(record) if "integral" in set(record) else 0.0,
         passes=record.whole("passes", 0, 2**53),
         seconds=record.number("seconds"),
+        slopes=_read_slopes(content, asked, len(echo)),
     )
 
 
@@ -259,6 +264,12 @@ def _read_moments(content: Envelope, num_base: int, d: int) -> Expected:
     if not len(values) == len(gradient) == len(hessian):
         raise Malformed("its moments are not those of the same Gaussians")
     return Expected(values, gradient, _unpacked(hessian, d))
+
+
+def _read_slopes(content: Envelope, asked: Asked, d: int) -> np.ndarray | None:
+    if not asked.slopes or "slopes" not in content.arrays:
+        return None
+    return read_array(content, "slopes", (asked.num_base, d))
 
 
 def read_array(content: Envelope, name: str, shape: tuple[int | None, ...]) -> np.ndarray:

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.special import logsumexp
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.structures import structures
@@ -148,7 +147,7 @@ def read_mixture(structure: str, arrays: Mapping[str, np.ndarray], d: int, prefi
         raise Malformed(f"its {prefix}arrays do not have the shapes of a {structure} mixture in {d} dimensions")
     if not np.all(np.isfinite(means)) or not np.all(np.isfinite(flat)) or np.any(np.abs(means) > 1e150):
         raise Malformed(f"its {prefix}means or roots are not finite")
-    if np.any(np.isnan(log_weights)) or not abs(logsumexp(np.minimum(log_weights, 1.0))) < _WEIGHTS_SUM:
+    if np.any(np.isnan(log_weights)) or not abs(np.logaddexp.reduce(np.minimum(log_weights, 1.0))) < _WEIGHTS_SUM:
         raise Malformed(f"its {prefix}weights do not sum to 1")
     if not packing.are_proper_roots(roots, _LEAST_ROOT, _GREATEST_ROOT):
         raise Malformed(f"its {prefix}roots are not positive-definite, or those of variances above 1e150")

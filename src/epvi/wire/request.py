@@ -39,12 +39,14 @@ class Asked:
         num_draws: number of draws.
         num_base: number of base draws per Gaussian; 0 when no expectations are asked for.
         key: the two words of the JAX key of the seed.
+        slopes: whether the gradients at all base draws of the first Gaussian are asked for, and not only their average.
     """
 
     posterior: str
     num_draws: int
     num_base: int
     key: tuple[int, ...]
+    slopes: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,7 +158,11 @@ def read_asked(record: Record) -> Asked:
     draws, base = record.whole("num_draws", 1, MOST_DRAWS), record.whole("num_base", 0, MOST_BASE)
     if base % 2 or base == 2:
         raise Malformed("its num_base is not an even number of at least 4, or 0")
-    return Asked(record.text("posterior", 64), draws, base, tuple(word for word in key if word is not None))
+    # Files of earlier versions lack it.
+    slopes = record.truth("slopes") if "slopes" in set(record) else False
+    if slopes and not base:
+        raise Malformed("it asks for gradients at base draws, of which it has none")
+    return Asked(record.text("posterior", 64), draws, base, tuple(word for word in key if word is not None), slopes)
 
 
 def read_points(content: Envelope, name: str, count: int | None, dim: int) -> np.ndarray:

@@ -23,7 +23,8 @@ class StackedScores:
     Attributes:
         first: the answer of the first shard.
         own: the entries of each shard that are no arrays.
-        arrays: values, errors, derivatives at the centres, variation and expectations, each with a leading axis B.
+        arrays: values, errors, derivatives at the centres, variation, expectations and gradients at base draws, each
+            with a leading axis B.
     """
 
     first: Scores
@@ -38,18 +39,27 @@ class StackedScores:
 
     def each(self) -> list[Scores]:
         """The answer of each shard."""
-        return [self._one(dict(zip(_OWN, own, strict=True)), b) for b, own in enumerate(self.own)]
-
-    def _one(self, own: dict[str, Any], b: int) -> Scores:
-        values, errors, *rest = (array[b] for array in self.arrays)
-        made = {"values": values, "errors": errors, "centres": Derivatives(*rest[:3]), "rows": Variation(*rest[3:5])}
-        moments = Expected(*rest[5:]) if rest[5:] else None
-        return dataclasses.replace(self.first, **own, **made, moments=moments)
+        shared = {field.name: getattr(self.first, field.name) for field in dataclasses.fields(Scores)}
+        made = []
+        for b, own in enumerate(self.own):
+            values, errors, *rest = (array[b] for array in self.arrays)
+            slopes = None if self.first.slopes is None else rest.pop()
+            differs = dict(zip(_OWN, own, strict=True)) | {
+                "values": values,
+                "errors": errors,
+                "centres": Derivatives(*rest[:3]),
+                "rows": Variation(*rest[3:5]),
+                "moments": Expected(*rest[5:]) if rest[5:] else None,
+                "slopes": slopes,
+            }
+            made.append(Scores(**shared | differs))
+        return made
 
 
 def stacked(scores: list[Scores]) -> StackedScores | list[Scores]:
     """The answers stacked, if they have the same parts."""
-    return StackedScores.of(scores) if len({one.moments is None for one in scores}) == 1 else scores
+    alike = len({(one.moments is None, one.slopes is None) for one in scores}) == 1
+    return StackedScores.of(scores) if alike else scores
 
 
 def unstacked(made: StackedScores | list[Scores] | Scores) -> list[Scores]:
@@ -65,4 +75,5 @@ def _stacked(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def _arrays(one: Scores) -> list[np.ndarray]:
-    return [one.values, one.errors, *one.centres, *one.rows, *(one.moments or ())]
+    slopes = [] if one.slopes is None else [one.slopes]
+    return [one.values, one.errors, *one.centres, *one.rows, *(one.moments or ()), *slopes]

@@ -11,6 +11,7 @@ import pytest
 from sentences import refused
 
 import epvi
+from epvi.hub.agreement.compatibility import Known
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.tasks.fingerprint import _mixed, hash_each, hash_fixed, hash_rows, model_values
 from epvi.wire.shard_fit import Provenance
@@ -308,3 +309,13 @@ PRIORS = {
 def test_a_prior_is_flat_when_its_values_are_equal_and_its_slopes_zero(name):
     given, is_flat = PRIORS[name]
     assert Provenance(prior_values=given).flat_prior is is_flat
+
+
+def test_only_the_very_objects_that_were_compared_are_known():
+    known = Known()
+    for i in range(1000):
+        # Each of these dies unless it is kept, and the next one could have its identity.
+        pair = ([i], [i])
+        assert not known.has(pair)
+        known.add(pair)
+        assert known.has(pair)

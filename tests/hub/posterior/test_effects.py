@@ -30,6 +30,7 @@ EFFECTS = Effects(
     np.ones(1),
     RNG.normal(size=(1, G, 2)),
     np.stack([RNG.normal(-1, 0.2, G), RNG.normal(0, 0.2, G), RNG.normal(-1, 0.2, G)], axis=1)[None],
+    np.stack([RNG.uniform(-1, 1, (G, 2)), RNG.uniform(1.6, 2.5, (G, 2))], axis=-1)[None],
     RNG.normal(size=(G, 2, 2)),
     0.3 * RNG.normal(size=(G, 3, 2)),
 )
@@ -51,7 +52,7 @@ def known(mixture, phi=NOTHING[0], signed=NOTHING[1]):
 def curved(number=400):
     """Effects whose moments are known at draws of φ, where they are no linear functions of it."""
     phi = np.asarray(MIXTURE.sample(number, seed=3))
-    return Effects.regressed(EFFECTS.which, phi, np.full(number, 1 / number), *bent(phi))
+    return Effects.regressed(EFFECTS.which, phi, np.full(number, 1 / number), *bent(phi), np.zeros((number, G, 2, 2)))
 
 
 def bent(phi):
@@ -74,6 +75,32 @@ def test_moments_are_those_of_draws():
     wanted = np.moveaxis(np.quantile(drawn, probabilities, axis=0), 0, -1)
     # A quantile in the tail of 200,000 draws has a standard error of 0.005 sds.
     np.testing.assert_allclose((at - wanted) / sd[..., None], 0, atol=0.03)
+
+
+def test_the_density_is_that_of_draws():
+    # With one level, of one effect, and φ fixed: the density integrates to 1, and its moments are those of draws.
+    one = GroupEffects(("a",), (0,), 1)
+    space = Space((Parameter("w", (1,), constraints.real_vector), Parameter("a", (1,), constraints.real_vector)))
+    effects = Effects(
+        one,
+        np.zeros((1, 1)),
+        np.ones(1),
+        np.array([[[0.5]]]),
+        np.array([[[-0.3]]]),
+        np.array([[[[-0.9, 1.4]]]]),
+        np.zeros((1, 1, 1)),
+        np.zeros((1, 1, 1)),
+    )
+    mixture = GaussianMixture(np.zeros(1), np.zeros((1, 1)), np.ones((1, 1, 1)), Full())
+    z = np.linspace(-6, 5, 2201)
+    theta = np.stack([np.zeros_like(z), z], axis=1)
+    density = np.exp(effects.log_density(space, mixture, theta) - np.asarray(mixture.log_density(np.zeros((1, 1)))))
+    step = z[1] - z[0]
+    np.testing.assert_allclose(step * np.sum(density), 1, atol=1e-4)
+    mean = step * density @ z
+    sd = np.sqrt(step * density @ (z - mean) ** 2)
+    skewness = step * density @ (z - mean) ** 3 / sd**3
+    np.testing.assert_allclose([mean, sd, skewness], [0.5, np.exp(-0.3), -0.9], atol=0.02)
 
 
 def test_signed_draws_correct_the_moments():
@@ -158,6 +185,7 @@ def test_what_is_written_is_read():
         lambda record, arrays: arrays.update({"effects/root": 1e4 + arrays["effects/root"]}),
         lambda record, arrays: arrays.update({"effects/root_slope": np.full((G, 3, 2), np.nan)}),
         lambda record, arrays: arrays.pop("effects/supports"),
+        lambda record, arrays: arrays.update({"effects/shape": arrays["effects/shape"][..., :1]}),
         lambda record, arrays: arrays.update({"effects/weights": np.full(1, 0.5)}),
         lambda record, arrays: arrays.update({"effects/mean": np.zeros((0, 2**44, 1))}),
     ],

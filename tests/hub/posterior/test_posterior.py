@@ -12,7 +12,10 @@ import pytest
 from scipy.special import logsumexp
 
 import epvi
+from epvi.gaussian.mixture import Estimate
 from epvi.ground.status import Status, StatusCode
+from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.reasons import Verdict
 from epvi.models import grid_places, logistic, poisson, simulate_logistic, simulate_tlsa, tlsa
 from epvi.models.tlsa import EXCHANGEABLE
 
@@ -50,6 +53,35 @@ def test_the_order_of_arrival_does_not_matter(fits, posterior):
     again = epvi.combine([fits[2], fits[0], fits[1]])
     np.testing.assert_array_equal(again.mixture.means, posterior.mixture.means)
     assert [fit.shard for fit in again.fits] == [1, 2, 3]
+
+
+def test_sds_of_single_parameters_are_corrected_in_draws_and_summaries(posterior):
+    count, nothing = 64, Estimate(np.zeros(()), np.zeros(()))
+    certificate = Certificate(
+        verdict=Verdict.MARGINALS,
+        text="trust means and sds",
+        corrects=False,
+        **dict.fromkeys(("ess", "efficiency", "k_hat", "mean_shift", "mean_error", "doubt"), 0.5),
+        sd_ratios=(1.0, 1.0),
+        elbo=nothing,
+        log_evidence=None,
+        conflict=(1.0,) * 3,
+        theta=np.zeros((count, 3)),
+        weights=np.full(count, 1 / count),
+        own=np.full(count, 1 / count),
+        scales=np.array([1.1, 1.0, 1.5]),
+    )
+    made = posterior.with_certificate(certificate)
+    mean, sd = np.asarray(posterior.mixture.mean()), np.asarray(posterior.mixture.sd())
+    expected = mean + certificate.scales * (posterior.theta(500, seed=1) - mean)
+    np.testing.assert_allclose(made.theta(500, seed=1), expected)
+    before, after = posterior.summary(), made.summary()
+    np.testing.assert_allclose(after.mean[:2], before.mean[:2])
+    np.testing.assert_allclose(after.sd[:2], certificate.scales[:2] * sd[:2])
+    np.testing.assert_allclose(after.quantiles[0] - mean[0], 1.1 * (before.quantiles[0] - mean[0]))
+    # The logarithm of sigma has an sd that is 1.5 times as large.
+    wide, narrow = (np.log(np.asarray(one.quantiles[2])) for one in (after, before))
+    assert (wide[2] - wide[0]) / (narrow[2] - narrow[0]) == pytest.approx(1.5, rel=1e-3)
 
 
 def test_draws_are_named_constrained_and_seeded(posterior):

@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from scipy import stats
+from scipy import linalg, stats
 from scipy.special import logsumexp
 
 import epvi
@@ -16,7 +16,7 @@ from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import draw, log_density, uniform_points
 from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.scale_mixture import _AT_FIRST, _SCALES, _Fitted, _fitted, _step, scale_mixture
-from epvi.hub.trust.propose import Source
+from epvi.hub.trust.propose import Source, _lengthened
 
 
 def mixture(means, sds, weights=None):
@@ -101,6 +101,21 @@ def test_few_of_many_draws_keep_the_weighted_mean():
     assert weights @ some[:, 0] ** 2 == pytest.approx(1.0, abs=4 * np.sqrt(2 / 8192))
 
 
+def test_components_are_longer_along_their_largest_axis_relative_to_the_whole():
+    rng = np.random.default_rng(4)
+    means, shape = rng.normal(size=(3, 2)) * [1.0, 50.0], rng.normal(size=(3, 2, 2)) * [1.0, 50.0]
+    q = GaussianMixture.from_covariances(means, np.einsum("kij,kil->kjl", shape, shape), rng.dirichlet(np.ones(3)))
+    longer, whole = _lengthened(q), np.asarray(q.covariance())
+    np.testing.assert_allclose(np.asarray(longer.means), np.asarray(q.means))
+    for before, after in zip(np.asarray(q.covariances()), np.asarray(longer.covariances()), strict=True):
+        # In the directions that diagonalise both the component's and the whole covariance, one variance is nine times
+        # as large, that which is largest relative to the whole.
+        relative, axes = linalg.eigh(before, whole)
+        dual = whole @ axes
+        expected = (dual * (relative * [1.0, 9.0])) @ dual.T
+        np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-9)
+
+
 def nothing_seen(y):
     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
     with numpyro.plate("rows", y.shape[0]):
@@ -161,8 +176,8 @@ def test_rounds_by_hand_end_where_those_of_fit_do(tmp_path):
     parts = [({"y": np.zeros(size, np.int32)}, f"{m + 1}/2") for m, size in enumerate((14, 16))]
     fits = [epvi.fit_shard(model, *part) for part in parts]
     posterior, count = epvi.combine(fits), 0
-    while count < 20:
-        adapts = posterior.step is not None and posterior.step.pool is not None
+    while count < 30:
+        adapts = posterior.step is not None and posterior.step.adapts
         asked = posterior.ask(2048, moments=not adapts, seed=5)
         scores = [epvi.score(model, some, asked, shard) for some, shard in parts]
         made = epvi.refine(posterior, scores)
@@ -172,7 +187,7 @@ def test_rounds_by_hand_end_where_those_of_fit_do(tmp_path):
             break
     assert posterior.certificate.verdict == "trust"
     assert posterior.step.adapted > 0
-    assert posterior.step.pool is None
+    assert not posterior.step.adapts
     exact = stats.beta(1, 31)
     error = 4 / np.sqrt(posterior.certificate.ess)
     assert posterior.summary().mean[0] == pytest.approx(exact.mean(), abs=error * exact.std())

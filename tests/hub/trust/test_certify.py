@@ -20,10 +20,11 @@ from epvi import Diagonal, Full, GaussianMixture, Space, Spherical
 from epvi.gaussian.quasi_random import base_draws
 from epvi.hub.refine.natural_gradient import JointMoments, stepped
 from epvi.hub.refine.refine import settle
+from epvi.hub.trust.agreement import agreement_of
 from epvi.hub.trust.collect import collect
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.propose import propose
-from epvi.hub.trust.score_test import agreement
+from epvi.hub.trust.score_test import Curvature, score_test
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.wire.answer import Expected
 from epvi.wire.request import mapped
@@ -210,6 +211,12 @@ def test_the_corrected_summary_is_that_of_plain_importance_sampling_with_many_dr
     np.testing.assert_allclose(found.sd, sd, atol=4 * float(np.max(np.hypot(plain, noise))))
 
 
+def agreement(gradients, products, hessians, sizes):
+    """The verdict on shards that are named by their positions."""
+    labels = [str(m) for m in range(len(sizes))]
+    return agreement_of(labels, score_test(gradients, products, hessians, np.asarray(sizes, float)))
+
+
 def dealt(rng, sizes, d, heavy=False):
     """Rows' gradients of shards of one model: their sums, and the sums of their products."""
     mixing = rng.normal(size=(d, d))
@@ -275,7 +282,7 @@ def test_a_shard_with_swapped_labels_is_flagged_among_rare_categories():
     rng = np.random.default_rng(3)
     sizes = np.full(50, 200.0)
     gradients, products = rare_rows(rng, 50, 200, swapped=7)
-    assert agreement(gradients, products, -products, sizes).flagged == [7]
+    assert agreement(gradients, products, -products, sizes).flagged == ("7",)
 
 
 def test_the_larger_variance_counts_in_each_direction():
@@ -286,18 +293,68 @@ def test_the_larger_variance_counts_in_each_direction():
     rows[1] = rows[1] + [1.2, 2.0]
     gradients = np.stack([np.sum(one, axis=0) for one in rows])
     products = np.stack([one.T @ one for one in rows])
-    found = agreement(gradients, products, -products, sizes.astype(float)).p[1]
-    # The same by its formulas: in coordinates in which all rows have unit covariance, along the axes of the shard's.
-    whole = np.concatenate(rows)
-    pooled = np.cov(whole.T, bias=True)
-    expected = products[1] @ np.linalg.solve(np.sum(products, axis=0), np.sum(gradients, axis=0))
-    away, n, total = gradients[1] - expected, 50, len(whole)
-    own = (products[1] - np.outer(away, away) / n) / n
-    variances, vectors = eigh(own, pooled)
-    square = sum((v @ away) ** 2 / (n * max(s, 1.0)) for s, v in zip(variances, vectors.T, strict=True))
-    p = f.sf(square / (1 - n / total) * (n - 2) / (2 * n), 2, n - 2)
+    hessians = -products * np.array([0.5, 1.0, 2.0])[:, None, None]
+    found = agreement(gradients, products, hessians, sizes).p[1]
+    # The same by its formulas.
+    total, whole, moved = np.sum(products, axis=0), -np.sum(hessians, axis=0), np.eye(2)
+    share = -hessians[1] @ np.linalg.inv(whole)
+    away = gradients[1] - share @ np.sum(gradients, axis=0)
+    others = total - products[1]
+    by_all, by_own = (
+        (moved - share) @ v @ (moved - share).T + share @ others @ share.T for v in (50 / 430 * others, products[1])
+    )
+    variances, vectors = eigh(by_own, by_all)
+    square = sum((v @ away) ** 2 / max(s, 1.0) for s, v in zip(variances, vectors.T, strict=True))
+    n = 50
+    p = f.sf(square * (n - 2) / (2 * n), 2, n - 2)
     assert 1e-12 < found < 0.1
     np.testing.assert_allclose(found, 3 * p, rtol=1e-6)
+
+
+def test_with_few_rows_for_the_parameters_each_is_tested_alone_and_with_fewer_none():
+    rng = np.random.default_rng(5)
+    d, sizes = 12, np.array([3, 20, 20, 20, 60, 60])
+    rows = [rng.normal(size=(n, d)) for n in sizes]
+    rows[2] = rows[2] + 4 * np.eye(d)[7]
+    gradients, products = np.stack([np.sum(one, axis=0) for one in rows]), np.stack([one.T @ one for one in rows])
+    hessians = -np.eye(d) * sizes[:, None, None]
+    found = score_test(gradients, products, hessians, sizes.astype(float))
+    assert found.judged == (False, True, True, True, True, True)
+    assert found.p[0] == 1.0
+    share = 20 / 183
+    away = (gradients[2] - share * np.sum(gradients, axis=0))[7]
+    others = np.sum(products, axis=0)[7, 7] - products[2][7, 7]
+    own, by_all = ((1 - share) ** 2 * v + share**2 * others for v in (products[2][7, 7], 20 / 163 * others))
+    assert found.p[2] == pytest.approx(5 * d * f.sf(away**2 / max(own, by_all) * 19 / 20, 1, 19), rel=1e-6)
+    assert int(np.argmin(found.p)) == 2
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_far_from_the_mode_of_all_rows_nothing_is_tested(diagonal):
+    rng = np.random.default_rng(6)
+    gradients, products = dealt(rng, [50] * 4, 3)
+    hessian, total = -np.sum(products, axis=0), np.sum(products, axis=0)
+    # A Newton step of so many sds in every direction.
+    for size, near in ((0.5, True), (1.5, False)):
+        whole = Curvature(size * np.linalg.cholesky(total) @ np.ones(3), hessian)
+        if diagonal:
+            whole = Curvature(size * np.sqrt(np.diagonal(total)), np.diagonal(hessian))
+        found = score_test(gradients, products, -products, np.full(4, 50.0), whole)
+        assert found.near_mode is near
+        assert any(found.judged) is near
+    # Not at a mode at all.
+    assert not score_test(gradients, products, products, np.full(4, 50.0)).near_mode
+
+
+def test_where_nothing_can_be_tested_the_verdict_says_why():
+    rng = np.random.default_rng(7)
+    for sizes, why in (([5] * 8, "too few rows"), ([50], "fewer than two")):
+        gradients, products = dealt(rng, sizes, 2)
+        found = agreement(gradients, products, -products, sizes)
+        assert found.verdict == "not tested"
+        assert why in found.text
+        assert found.status.ok
+        assert set(found.p) == {1.0}
 
 
 def test_where_one_shard_is_off_it_is_flagged_first():
@@ -310,7 +367,7 @@ def test_where_one_shard_is_off_it_is_flagged_first():
         moved[5] += 50 * away
         wider[5] += 50 * np.outer(away, away) + np.outer(gradients[5], away) + np.outer(away, gradients[5])
         found = agreement(moved, wider, -products, sizes)
-        assert found.flagged[0] == 5
+        assert found.flagged[0] == "5"
         assert found.p[5] == min(found.p)
 
 

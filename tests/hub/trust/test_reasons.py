@@ -6,7 +6,7 @@ import pytest
 
 import epvi
 from epvi.ground.status import StatusCode
-from epvi.hub.trust.reasons import _REMEDIES, Fault, Reason, Verdict, told
+from epvi.hub.trust.reasons import _REMEDIES, Fault, Reason, Verdict, headed, told
 from epvi.hub.trust.verdict import when_refined
 
 UNEVEN = Fault(Reason.UNEVEN_WEIGHTS, "the draws' weights are too uneven to correct it (3 effective draws)")
@@ -19,8 +19,9 @@ def some_posterior(structure, num_fits=2):
 
 
 def test_the_words_of_verdicts_are_those_of_files():
-    assert list(Verdict) == ["trust", "trust with corrected weights", "trust means and sds", "do not trust"]
-    assert [verdict.status_code.ok for verdict in Verdict] == [True, True, True, False]
+    words = ["trust", "trust with corrected weights", "trust means and sds", "trust draws of NUTS", "do not trust"]
+    assert list(Verdict) == words
+    assert [verdict.status_code.ok for verdict in Verdict] == [True, True, True, True, False]
     assert Verdict.NOT.status_code is StatusCode.NOT_TRUSTED
 
 
@@ -30,6 +31,12 @@ def test_all_that_is_wrong_is_told_in_order_with_its_remedies():
         " posterior of the others (accept_missing=True, --accept-missing). Also: the draws' weights are too uneven to"
         " correct it (3 effective draws); refine it (refine=10, epvi refine)."
     )
+
+
+def test_who_disagrees_is_said_with_the_verdict():
+    assert told([MISSING], "shard 3 disagrees").startswith("do not trust, and shard 3 disagrees: the rows of shard 8")
+    assert headed(Verdict.TRUST, "shard 3 disagrees") == "trust, but shard 3 disagrees"
+    assert headed(Verdict.TRUST, "") == "trust"
 
 
 def test_when_no_round_will_help_only_what_rounds_could_mend_has_another_remedy():

@@ -119,7 +119,7 @@ def test_two_effects_per_level_are_exact_for_normal_rows(together):
 def test_effects_given_the_rest(normal):
     rows, target, columns = normal
     phi = np.array([0.3, -0.2])
-    made = by_level(effects_given(target, columns, phi[None], np.zeros(0, int)))
+    made = by_level(effects_given(target, columns, phi[None], np.zeros(0, int), phi[None]))
     counts = np.bincount(rows["g"], minlength=G)
     sums = np.bincount(rows["g"], rows["y"], minlength=G)
 
@@ -135,7 +135,7 @@ def test_effects_given_the_rest(normal):
         np.testing.assert_allclose(made["slopes"][0][:, 0, i], slopes_of[0], rtol=1e-4, atol=1e-7)
         np.testing.assert_allclose(made["slopes"][1][:, 0, i], slopes_of[1], rtol=1e-4, atol=1e-7)
     several = np.random.default_rng(0).normal(size=(70, 2))
-    made = by_level(effects_given(target, columns, several, np.zeros(0, int)))
+    made = by_level(effects_given(target, columns, several, np.zeros(0, int), several[:2]))
     wanted = [exact(one) for one in several]
     np.testing.assert_allclose(made["mean"][..., 0], [one for one, _ in wanted], rtol=1e-8)
     np.testing.assert_allclose(made["root"][..., 0], [one for _, one in wanted], rtol=1e-7, atol=1e-9)
@@ -153,7 +153,7 @@ def test_levels_without_rows_have_their_prior():
     rows, _ = rows_of_groups(150, G, binary=False)
     rows = {"g": np.where(rows["g"] == 4, 5, rows["g"]), "y": rows["y"]}
     target, columns = integrated(normal_groups(G), rows)
-    made = by_level(effects_given(target, columns, np.array([[0.3, -0.2]]), np.array([4])))
+    made = by_level(effects_given(target, columns, np.array([[0.3, -0.2]]), np.array([4]), np.array([[0.3, -0.2]])))
     np.testing.assert_allclose([made["mean"][0, 4, 0], made["root"][0, 4, 0]], [0.3, -0.2], atol=1e-9)
     np.testing.assert_allclose(made["slopes"][0][4, 0], [1.0, 0.0], atol=1e-7)
     np.testing.assert_allclose(made["slopes"][1][4, 0], [0.0, 1.0], atol=1e-7)

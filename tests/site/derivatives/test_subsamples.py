@@ -157,3 +157,25 @@ def test_values_by_influential_rows_are_those_of_all_rows(shard, centre, near):
     influence = np.where(shard.rows["x"][:, -1] != 0, 0.0, 1.0)
     without = dataclasses.replace(shard, rows={name: x[influence > 0] for name, x in shard.rows.items()})
     assert near_by_influence(without, centre, whole, near, 512, np.random.default_rng(6)) is None
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_many_values_in_float32_are_those_in_float64_or_are_not_taken(shard, centre, near, scale, monkeypatch):
+    """Rows far from the origin lose their digits in float32: then no value is computed in it."""
+    rng = np.random.default_rng(7)
+    far = dict(shard.rows) | {"x": shard.rows["x"] + (scale - 1) * np.array([1.0, -1.0, 0.0, 0.0])}
+    theta = np.resize(near, (2100, D)).copy()
+    theta[:, 1] = theta[:, 0]
+    samples = uniform(dataclasses.replace(shard, rows=far), 256, PARTS, rng)
+    kinds, program = [], samples.together.programs.by_part(PARTS, 256)
+
+    def watched(points, rows, weights):
+        kinds.append(rows["x"].dtype.name)
+        return program(points, rows, weights)
+
+    monkeypatch.setattr(type(shard.programs), "by_part", lambda *_: watched)
+    found = samples.values(theta, 64)
+    monkeypatch.undo()
+    apart = [samples.values(theta[i : i + 64], 64) for i in range(0, len(theta), 64)]
+    assert set(kinds[2:]) == {"float32" if scale == 1 else "float64"}
+    np.testing.assert_allclose(np.mean(found, axis=0), np.mean(np.concatenate(apart, axis=1), axis=0), atol=3e-3)

@@ -1,5 +1,7 @@
 """The compiled Newton steps of the means, against the same steps in NumPy."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,7 +98,7 @@ def test_the_bounds_hessian_is_a_block_of_the_plain_one(who):
 
 
 @pytest.mark.parametrize("radius", [0.1, 100.0])
-@pytest.mark.parametrize("solve", [by_eigenvalues, by_cholesky])
+@pytest.mark.parametrize("solve", [by_eigenvalues, functools.partial(by_cholesky, least=0.0)], ids=["eigh", "cholesky"])
 @pytest.mark.parametrize("least", [-1.0, 0.5], ids=["indefinite", "falls"])
 def test_compiled_steps_are_those_of_newton(radius, solve, least):
     rng = np.random.default_rng(2)
@@ -109,3 +111,15 @@ def test_compiled_steps_are_those_of_newton(radius, solve, least):
     np.testing.assert_allclose(found.step, step[0], rtol=1e-9)
     np.testing.assert_allclose(found.promised, promised[0], rtol=1e-9)
     np.testing.assert_allclose(found.decrement, 0.5 * np.sum((vectors.T @ gradient) ** 2 / np.abs(values)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("least", [0.0, 0.1, 0.4, 0.6])
+def test_steps_without_eigenvalues_know_whether_the_curvature_is_as_high_as_asked_for(least):
+    rng = np.random.default_rng(3)
+    vectors = np.linalg.qr(rng.standard_normal((4, 4)))[0]
+    values, gradient = np.array([0.5, 1.0, 2.0, 3.0]), rng.standard_normal(4)
+    with jax.enable_x64(True):
+        found = by_cholesky(*map(jnp.asarray, (gradient, -(vectors * values) @ vectors.T, 100.0, 1e-12, least)))
+    assert (float(found.least) >= least) == (least <= 0.5)
+    assert float(found.least) <= 0.5 * (1 + 1e-9)
+    np.testing.assert_allclose(found.step, vectors @ (vectors.T @ gradient / values), rtol=1e-9)

@@ -12,7 +12,7 @@ from quick import quick_for
 from epvi import EpviError, Model
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.tasks.labels import settle_labels
-from epvi.site.tasks.symmetry import find_symmetries
+from epvi.site.tasks.symmetry import SymmetryTest, find_symmetries
 
 N = 40
 RNG = np.random.default_rng(0)
@@ -178,7 +178,8 @@ QUICK = (
 
 
 def found_in(model, rows):
-    return find_symmetries(programs_of(model if isinstance(model, Model) else Model(model), rows), rows)
+    programs = programs_of(model if isinstance(model, Model) else Model(model), rows)
+    return find_symmetries(SymmetryTest(programs, rows))
 
 
 @pytest.mark.parametrize("name", quick_for(FOUND, QUICK))

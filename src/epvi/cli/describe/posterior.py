@@ -11,7 +11,6 @@ from epvi.ground.text_table import lined_up
 
 if TYPE_CHECKING:
     from epvi.hub.posterior.posterior import Posterior
-    from epvi.wire.shard_fit import ShardFit
 
 
 def posterior_text(file: Path, posterior: "Posterior") -> str:
@@ -43,7 +42,8 @@ def _rounds(posterior: "Posterior") -> list[tuple[str, str]]:
         first, *more = str(found).splitlines()
         lines = [("certificate", first), *(("", line) for line in more)]
         lines.append(("", f"the {found.num_draws:,} scored draws and their importance weights are in this file too"))
-        p_values = [f"{fit.label}: {p:.2g}" for fit, p in zip(_with_rows(posterior), found.conflict, strict=True)]
+        agreed = found.agreement
+        p_values = [f"{label}: {p:.2g}" for label, p in zip(agreed.shards, agreed.p, strict=True)]
         lines.append(("", f"score test of each shard against the others, p-values: {'; '.join(p_values)}"))
         if found.doubt:
             lines.append(("", f"standard error of a draw's score, by the weights: {found.doubt:.2g} nats"))
@@ -55,7 +55,3 @@ def _rounds(posterior: "Posterior") -> list[tuple[str, str]]:
     if posterior.traffic:
         lines.append(("exchanged", f"{posterior.traffic:,} numbers between sites and centre in these rounds"))
     return lines
-
-
-def _with_rows(posterior: "Posterior") -> "list[ShardFit]":
-    return [fit for fit in posterior.fits if not fit.is_stand_in]

@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -9,8 +10,13 @@ from epvi.cli import options, rounds
 from epvi.cli.output import Verb, about_posterior, busy, counted, give, size_of
 from epvi.ground.printable import shown
 
+if TYPE_CHECKING:
+    from epvi.hub.trust.certify import Certificate
+
 # The exit code of "do not trust": the next after those of refusals (1) and of wrong usage (2).
 NOT_TRUSTED = 3
+# The exit code of a posterior that can be trusted, of shards that disagree.
+DISAGREE = 4
 # How many draws sites score: by default as many as `Posterior.ask` makes, at least as many as weights need to be judged
 # by, and at most as many as a file of draws may hold.
 NUM_DRAWS, FEWEST_DRAWS, MOST_DRAWS = 2048, 64, 2**20
@@ -49,7 +55,11 @@ class AskOptions:
 )
 @options.output("posterior", required=False)
 @rounds.accept_missing
-@click.option("--strict", is_flag=True, help=f'Exit with code {NOT_TRUSTED} if the verdict is "do not trust".')
+@click.option(
+    "--strict",
+    is_flag=True,
+    help=f'Exit with code {NOT_TRUSTED} if the verdict is "do not trust", and with {DISAGREE} if shards disagree.',
+)
 def certify(
     posterior: Path,
     scores: tuple[Path, ...],
@@ -61,9 +71,11 @@ def certify(
     """Say whether POSTERIOR can be trusted, by importance weights of its draws.
 
     First write draws and send them to the sites, which score them with their rows (epvi score); then name the files of
-    SCORES that they sent back. No rows and no model code are needed. The verdict is "trust", "trust with corrected
-    weights", with many parameters also "trust means and sds", or "do not trust", and says why. "Do not trust" is an
-    answer, no error: the exit code is 0, or 3 with --strict.
+    SCORES that they sent back. No rows and no model code are needed. There are two verdicts. The first is "trust",
+    "trust with corrected weights", with many parameters also "trust means and sds", or "do not trust": whether this is
+    the posterior of the model and the sites' rows. The second says whether the sites agree: one with swapped labels or
+    other units does not, nor does one that differs. Both are answers, no errors: the exit code is 0; with --strict it
+    is 3 for "do not trust", and otherwise 4 if sites disagree.
 
     \b
     Examples:
@@ -79,9 +91,11 @@ def certify(
         _ask(posterior, asked, asked.draws)
         return
     options.refuse_given("num_draws", "scores_only", "seed", why="it goes with --draws: these were drawn already")
-    ok = _certify(posterior, scores, accept_missing, output)
-    if strict and not ok:
+    found = _certify(posterior, scores, accept_missing, output)
+    if strict and not found.status.ok:
         click.get_current_context().exit(NOT_TRUSTED)
+    if strict and not found.agreement.status.ok:
+        click.get_current_context().exit(DISAGREE)
 
 
 def _ask(file: Path, asked: AskOptions, target: Path) -> None:
@@ -105,8 +119,8 @@ def _ask(file: Path, asked: AskOptions, target: Path) -> None:
     give(data, "\n".join(words))
 
 
-def _certify(file: Path, scores: tuple[Path, ...], accept_missing: bool, output: Path | None) -> bool:
-    """Print the verdict, and write the posterior with its certificate; whether it can be trusted."""
+def _certify(file: Path, scores: tuple[Path, ...], accept_missing: bool, output: Path | None) -> "Certificate":
+    """Print the verdicts, and write the posterior with its certificate."""
     from epvi.files import load_only
     from epvi.hub.posterior.posterior import Posterior
     from epvi.hub.trust.certify import certify as certify_scores
@@ -123,4 +137,4 @@ def _certify(file: Path, scores: tuple[Path, ...], accept_missing: bool, output:
         data["file"] = str(path)
         words.append(f"Wrote {shown(path)} ({size_of(path)}).")
     give(data, "\n".join(words))
-    return found.status.ok
+    return found

@@ -34,6 +34,7 @@ class RunOptions:
 
     no_certify: bool
     refine: int | None
+    fallback: str | None
     workers: int | None
     work: Path | None
     seed: int
@@ -63,6 +64,11 @@ class RunOptions:
         show_default="at most 30, until it can be trusted; none with --no-certify",
         help="At most this many refinement rounds.",
     ),
+    click.option(
+        "--fallback",
+        type=click.Choice(["nuts"]),
+        help="What samples the posterior from all rows if it still cannot be trusted: NumPyro's NUTS.",
+    ),
     click.option("--workers", type=click.IntRange(1), show_default="one per core", help="Worker processes."),
     click.option(
         "--work", type=options.PATH, help="A folder that keeps the fits of finished shards; run again to go on."
@@ -83,7 +89,7 @@ def fit(
 
     MODEL is file.py:function, module:function, or a ready model: logistic, multinomial, poisson, robust_linear, tlsa.
     The shards' fits are multiplied into the posterior. Then all shards score draws of it, which says whether it can be
-    trusted; if not, it is refined.
+    trusted; if not, it is refined. With --fallback nuts, a posterior that cannot be trusted even then is sampled.
 
     \b
     Example:
@@ -95,6 +101,7 @@ def fit(
     """
     described = rows.as_rows()
     from epvi.run.fit import fit as run_fit
+    from epvi.site.tasks.chain import NUTS
 
     posterior = run_fit(
         model.as_model(),
@@ -106,6 +113,7 @@ def fit(
         product=product.as_product(),
         certify=not run.no_certify,
         refine=run.refine,
+        fallback=None if run.fallback is None else NUTS(),
         executor=run.workers,
         work=run.work,
         seed=run.seed,

@@ -72,7 +72,7 @@ def _next_draws(posterior: "Posterior", answer: "Scores") -> "Draws":
     """As many as in the round before, from the same seed: only then are two rounds compared draw by draw."""
     import numpy as np
 
-    adapts = posterior.step is not None and posterior.step.pool is not None
+    adapts = posterior.step is not None and posterior.step.adapts
     return posterior.ask(answer.asked.num_draws, moments=not adapts, seed=np.asarray(answer.asked.key, np.uint32))
 
 

@@ -21,14 +21,29 @@ _HASH_DIGITS, _KEY_DIGITS = 36, 4
 # priors are always computed in float64, likelihoods perhaps in float32. Judgement: well above the rounding of either.
 _SAME_PRIOR, _SAME_ROWS = 1e-8, 1e-3
 
-# Pairs of models that have been compared, by the identities of what is compared, which has to be kept alive meanwhile.
-Known = set[tuple[int, ...]]
+
+class Known:
+    """Pairs of models that have been compared and agree, by the identity of what is compared.
+
+    Fits of one batch share these objects. They are kept here, so that no other object gets the identity of one of them.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: dict[tuple[int, ...], tuple[Any, ...]] = {}
+
+    def has(self, pair: tuple[Any, ...]) -> bool:
+        """Whether these very objects have been compared."""
+        return tuple(map(id, pair)) in self._pairs
+
+    def add(self, pair: tuple[Any, ...]) -> None:
+        """Remember that they agree."""
+        self._pairs[tuple(map(id, pair))] = pair
 
 
 def check_belonging(fits: Sequence[ShardFit], *, accept_unconverged: bool) -> None:
     """Refuse fits that cannot be combined into one posterior."""
     _check_twice(fits)
-    known: Known = set()
+    known = Known()
     for fit in fits[1:]:
         _check_pair(fits[0], fit, known)
     _check_shares(fits)
@@ -109,8 +124,8 @@ def check_same_model(first: ShardFit | Scores, fit: ShardFit | Scores, known: Kn
     `known` are pairs that have been compared, to which this one is added: fits of one batch share what is compared.
     """
     a, b = first.made_of, fit.made_of
-    pair = tuple(map(id, (*_compared(a), *_compared(b))))
-    if pair in known:
+    pair = (*_compared(a), *_compared(b))
+    if known.has(pair):
         return
     _check_models(first, fit)
     known.add(pair)

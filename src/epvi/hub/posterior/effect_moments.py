@@ -6,7 +6,7 @@ Takes the effects given φ (`effects.py`) and what is known of φ. The law of to
 
 is evaluated at the supports, with their weights calibrated so that the means and sds of φ under them are the ones that
 the summary gives; with one support it is evaluated in closed form. Quantiles are those of the mixture of the effects'
-normal distributions given φ.
+distributions given φ.
 """
 
 from collections.abc import Sequence
@@ -18,6 +18,7 @@ from scipy.special import ndtr, ndtri
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import draw, uniform_points
+from epvi.gaussian.skewed import Skewed
 from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.supports import resampled
 
@@ -31,6 +32,8 @@ _NUMBERS, _FEWEST, _MOST = 2**19, 64, 1024
 # Newton steps for a quantile, from that of the normal distribution with the same moments. Judgement: the error of such
 # a step is quadratic, and bisection takes over where a step leaves the bracket.
 _STEPS, _BRACKET = 8, 12.0
+# The error of a probability at which its quantile is found. Judgement: far below the error that draws of φ leave.
+_NEAR = 1e-5
 
 
 class SharedMoments(NamedTuple):
@@ -97,24 +100,36 @@ def quantiles_of(
     number = int(np.clip(_NUMBERS // effects.num_effects, _FEWEST, _MOST))
     if effects.are_linear:
         phi = draw(shared.mixture, uniform_points(number, effects.supports.shape[1] + 1, key))
-        at, spread = effects.means(phi), np.sqrt(np.sum(effects.roots(phi) ** 2, axis=3))
+        at, roots, shape = effects.means(phi), effects.roots(phi), effects.shape[np.zeros(number, np.intp)]
     else:
         chosen = resampled(effects.weights, number, np.random.default_rng(key))
-        at, spread = effects.mean[chosen], np.sqrt(_variances(effects, chosen))
+        at, roots, shape = effects.mean[chosen], effects.roots(effects.supports[chosen]), effects.shape[chosen]
+    spread = np.sqrt(np.sum(roots**2, axis=3))
     centre = np.mean(at, axis=0)
     scale = np.sqrt(np.mean(spread**2, axis=0) + np.var(at, axis=0))
-    found = [_quantile((at - centre) / scale, spread / scale, q) for q in probabilities]
+    skewed = _single(roots / spread[..., None], shape)
+    found = [_quantile((at - centre) / scale, spread / scale, skewed, q) for q in probabilities]
     return moments[0][..., None] + moments[1][..., None] * np.stack(found, axis=-1)
 
 
-def _quantile(at: Float[np.ndarray, "n G s"], spread: Float[np.ndarray, "n G s"], q: float) -> np.ndarray:
-    """The quantile of each equally weighted mixture of normal distributions, which has mean 0 and variance 1."""
+def _single(directions: Float[np.ndarray, "n G s s"], shape: Float[np.ndarray, "n G s 2"]) -> Skewed:
+    """h of each effect alone: that of a sum of independent variables, of which skewness and excess kurtosis add up."""
+    parts = (np.einsum("ngij,ngj->ngi", directions**power, shape[..., power - 3]) for power in (3, 4))
+    return Skewed.of(*parts)
+
+
+def _quantile(
+    at: Float[np.ndarray, "n G s"], spread: Float[np.ndarray, "n G s"], skewed: Skewed, q: float
+) -> np.ndarray:
+    """The quantile of each equally weighted mixture of these distributions, which has mean 0 and variance 1."""
     x = np.full(at.shape[1:], ndtri(q))
     low, high = np.full_like(x, -_BRACKET), np.full_like(x, _BRACKET)
     for _ in range(_STEPS):
-        z = (x - at) / spread
-        above = np.mean(ndtr(z), axis=0) - q
-        slope = np.mean(np.exp(-0.5 * z**2) / spread, axis=0) / np.sqrt(2 * np.pi)
+        e = skewed.inverse((x - at) / spread)
+        above = np.mean(ndtr(e), axis=0) - q
+        if np.max(np.abs(above), initial=0.0) < _NEAR:
+            break
+        slope = np.mean(np.exp(-0.5 * e**2) / (spread * skewed.slope(e)), axis=0) / np.sqrt(2 * np.pi)
         low, high = np.where(above < 0, x, low), np.where(above < 0, high, x)
         moved = x - above / np.maximum(slope, np.finfo(float).tiny)
         x = np.where((moved > low) & (moved < high), moved, 0.5 * (low + high))

@@ -82,8 +82,11 @@ def unpack_parts(content: Envelope) -> Parts:
     if len(key) != 2 or not all(0 <= word < 2**32 for word in key):
         raise Malformed("its key is not a seed")
     product = ProductMixture(mixture, normaliser, None, read_status(record))
-    rounds = read_rounds(record, content, space.dim, sum(not fit.is_stand_in for fit in fits))
+    rounds = read_rounds(record, content, space.dim, [fit.label for fit in fits if not fit.is_stand_in])
     everything, effects = read_effects(record, content, space)
+    found = rounds.get("certificate")
+    if found is not None and found.chains is not None and found.chains.theta.shape[2] != everything.dim:
+        raise Malformed(f"its certificate/chains are not draws of {everything.dim} parameters")
     return Parts(product, everything, fits, Choices(way, key), **rounds, effects=effects)
 
 

@@ -12,7 +12,7 @@ from epvi.wire.codec import describe_space, read_space
 from epvi.wire.envelope import Envelope, Malformed
 from epvi.wire.record import Record, as_number, as_text
 
-_ARRAYS = ("supports", "weights", "mean", "root", "mean_slope", "root_slope")
+_ARRAYS = ("supports", "weights", "mean", "root", "shape", "mean_slope", "root_slope")
 # Parameters that may be group effects, and levels of a factor, in a file. Judgement.
 _MOST_NAMES, _MOST_LEVELS = 16, 10**8
 # Largest logarithm of an sd: variances are then between 1e-150 and 1e150, and their squares finite in float64.
@@ -53,6 +53,7 @@ def read_effects(record: Record, content: Envelope, shared: Space) -> tuple[Spac
         read_array(content, "effects/weights", (supports,)),
         mean,
         read_array(content, "effects/root", (supports, levels, t)),
+        read_array(content, "effects/shape", (supports, levels, s, 2)),
         read_array(content, "effects/mean_slope", (levels, s, p)),
         read_array(content, "effects/root_slope", (levels, t, p)),
     )

@@ -26,35 +26,32 @@ def describe_pool(pool: ScoredDraws | None) -> list[Any] | None:
     ]
 
 
-def pool_arrays(pool: ScoredDraws | None) -> dict[str, np.ndarray]:
+def pool_arrays(pool: ScoredDraws | None, prefix: str) -> dict[str, np.ndarray]:
     """The draws, and the arrays of the proposals by name."""
     if pool is None:
         return {}
-    arrays: dict[str, np.ndarray] = {"pool/theta": pool.theta, "pool/log_p": pool.log_p}
+    arrays: dict[str, np.ndarray] = {f"{prefix}theta": pool.theta, f"{prefix}log_p": pool.log_p}
     for i, source in enumerate(pool.sources):
         for j, (_, part) in enumerate(source.parts):
-            arrays |= mixture_arrays(part, _prefix(i, j))
+            arrays |= mixture_arrays(part, f"{prefix}{i}/{j}/")
     return arrays
 
 
-def read_pool(record: Record, content: Envelope, dim: int) -> ScoredDraws:
-    """The pool of a step, checked."""
+def read_pool(record: Record, content: Envelope, dim: int, prefix: str) -> ScoredDraws:
+    """The pool of a run of adaptive rounds, checked."""
     sources = []
     for i, found in enumerate(record.list("pool", Record, _MOST_SOURCES)):
         parts = found.list("parts", Record, _MOST_PARTS)
         if not parts:
             raise Malformed("its pool has a proposal without parts")
-        sources.append(Source(tuple(_read_part(part, content, dim, _prefix(i, j)) for j, part in enumerate(parts))))
-    theta = read_points(content, "pool/theta", None, dim)
+        named = [(part, f"{prefix}{i}/{j}/") for j, part in enumerate(parts)]
+        sources.append(Source(tuple(_read_part(part, content, dim, name) for part, name in named)))
+    theta = read_points(content, f"{prefix}theta", None, dim)
     if not sources or not 1 <= len(theta) <= sum(source.num_draws for source in sources):
         raise Malformed("its pool has more draws than came from its proposals, or none")
-    return ScoredDraws(theta, read_array(content, "pool/log_p", (len(theta),)), tuple(sources))
+    return ScoredDraws(theta, read_array(content, f"{prefix}log_p", (len(theta),)), tuple(sources))
 
 
 def _read_part(record: Record, content: Envelope, dim: int, prefix: str) -> tuple[int, Any]:
     count = record.whole("draws", 1, MOST_DRAWS)
     return count, read_mixture(record.text("structure"), content.arrays, dim, prefix)
-
-
-def _prefix(i: int, j: int) -> str:
-    return f"pool/{i}/{j}/"

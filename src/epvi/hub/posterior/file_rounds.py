@@ -11,12 +11,15 @@ from typing import Any
 import numpy as np
 
 from epvi.gaussian.mixture import Estimate
+from epvi.hub.posterior.file_chains import chains_arrays, describe_chains, read_chains
 from epvi.hub.posterior.file_pool import describe_pool, pool_arrays, read_pool
 from epvi.hub.posterior.parts import Parts
 from epvi.hub.refine.natural_gradient import JointMoments
-from epvi.hub.refine.step import Step
+from epvi.hub.refine.step import Run, Step
+from epvi.hub.trust.agreement import Accord, Agreement, agreement_of
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
+from epvi.hub.trust.score_test import Tested
 from epvi.wire.answer import Expected, read_array
 from epvi.wire.codec import mixture_arrays, read_mixture
 from epvi.wire.envelope import Envelope, Malformed
@@ -47,14 +50,17 @@ def pack_rounds(parts: Parts) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     return record, certificate_arrays(parts.certificate, "certificate/") | step_arrays(parts.step)
 
 
-def read_rounds(record: Record, content: Envelope, dim: int, num_answers: int) -> Mapping[str, Any]:
-    """Certificate, step and traffic by the names of the posterior's fields, as far as the file has them."""
+def read_rounds(record: Record, content: Envelope, dim: int, shards: Sequence[str]) -> Mapping[str, Any]:
+    """Certificate, step and traffic by the names of the posterior's fields, as far as the file has them.
+
+    `shards` are the labels of those that have rows.
+    """
     made: dict[str, Any] = {}
     if _there(record, "certificate"):
         table = record.table("certificate")
-        made["certificate"] = read_certificate(table, content, "certificate/", dim, num_answers)
+        made["certificate"] = read_certificate(table, content, "certificate/", dim, shards)
     if _there(record, "step"):
-        made["step"] = read_step(record.table("step"), content, dim, num_answers)
+        made["step"] = read_step(record.table("step"), content, dim, shards)
     if _there(record, "traffic"):
         made["traffic"] = record.whole("traffic", 0, 2**53)
     return made
@@ -78,7 +84,9 @@ def describe_certificate(certificate: Certificate | None) -> dict[str, Any] | No
         "sd_ratios": [_said(ratio) for ratio in certificate.sd_ratios],
         "elbo": [_said(x) for x in certificate.elbo],
         "log_evidence": None if evidence is None else [_said(x) for x in evidence],
-        "conflict": list(certificate.conflict),
+        "conflict": list(certificate.agreement.p),
+        "agreement": _describe_agreement(certificate.agreement),
+        "chains": describe_chains(certificate.chains),
     }
 
 
@@ -86,12 +94,16 @@ def certificate_arrays(certificate: Certificate | None, prefix: str) -> dict[str
     """A certificate's arrays by name."""
     if certificate is None:
         return {}
-    return {prefix + name: getattr(certificate, name) for name in _DRAWS}
+    draws = {prefix + name: getattr(certificate, name) for name in _DRAWS}
+    scales = {} if certificate.scales is None else {prefix + "scales": certificate.scales}
+    return draws | scales | chains_arrays(certificate.chains, prefix)
 
 
-def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, num_answers: int) -> Certificate:
-    """The certificate of a posterior in `dim` dimensions with `num_answers` scored shards, checked."""
+def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, shards: Sequence[str]) -> Certificate:
+    """The certificate of a posterior in `dim` dimensions with these scored shards, checked."""
     verdict, text = record.text("verdict"), record.text("text")
+    if verdict == Verdict.SAMPLED and not _there(record, "chains"):
+        raise Malformed("its verdict is about draws of NUTS, which it does not have")
     if verdict not in set(Verdict):
         words = ", ".join(f'"{word}"' for word in Verdict)
         raise Malformed(f"its verdict is not one of {words}")
@@ -100,9 +112,6 @@ def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, n
     theta = read_points(content, f"{prefix}theta", None, dim)
     if not 1 <= len(theta) <= MOST_DRAWS:
         raise Malformed(f"its {prefix}theta are not from 1 to {MOST_DRAWS:,} draws")
-    conflict = record.list("conflict", _chance, num_answers)
-    if len(conflict) != num_answers:
-        raise Malformed("its conflict does not have a chance for every shard that has rows")
     plain = {name: _number(record.any(name), name) for name in _PLAIN}
     if not 0 <= plain["ess"] <= len(theta) * (1 + _SUM):
         raise Malformed("its ess is not a number of its draws")
@@ -117,12 +126,46 @@ def read_certificate(record: Record, content: Envelope, prefix: str, dim: int, n
         sd_ratios=ratios,
         elbo=_estimate(_pair(record, "elbo")),
         log_evidence=None if record.any("log_evidence") is None else _estimate(_pair(record, "log_evidence")),
-        conflict=conflict,
+        agreement=_read_agreement(record, shards),
         theta=theta,
         weights=_weights(content, f"{prefix}weights", len(theta)),
         own=_weights(content, f"{prefix}own", len(theta)),
         faults=record.list("reasons", _fault, _MOST_REASONS) if _there(record, "reasons") else (),
+        scales=_scales(content, f"{prefix}scales", dim),
+        chains=read_chains(record.table("chains"), content, prefix) if _there(record, "chains") else None,
     )
+
+
+def _describe_agreement(agreement: Agreement) -> dict[str, Any]:
+    places = [agreement.shards.index(label) for label in agreement.flagged]
+    return {"verdict": agreement.verdict.value, "text": printable(agreement.text), "flagged": places}
+
+
+def _read_agreement(record: Record, shards: Sequence[str]) -> Agreement:
+    """Whether the shards agree, checked; files of versions with one verdict have the p-values alone."""
+    count = len(shards)
+    p = record.list("conflict", _chance, count)
+    if len(p) != count:
+        raise Malformed("its conflict does not have a chance for every shard that has rows")
+    if not _there(record, "agreement"):
+        return agreement_of(shards, Tested(tuple(p), (True,) * count if count > 1 else (False,) * count))
+    table = record.table("agreement")
+    verdict, text = table.text("verdict"), table.text("text")
+    if verdict not in set(Accord):
+        raise Malformed(f"its agreement is not one of {', '.join(Accord)}")
+    places = table.list("flagged", _whole, count)
+    if not text or any(not 0 <= m < count for m in places) or len(set(places)) < len(places):
+        raise Malformed("its agreement has no text, or flags shards that it does not have")
+    if bool(places) != (verdict == Accord.DISAGREE):
+        raise Malformed("its agreement flags shards and says that they agree, or the other way round")
+    return Agreement(Accord(verdict), text, tuple(shards), tuple(p), tuple(shards[m] for m in places))
+
+
+def _whole(value: Any, what: str) -> int:
+    number = as_number(value, what)
+    if number != int(number):
+        raise Malformed(f"its {what} has something that is not a whole number")
+    return int(number)
 
 
 def describe_step(step: Step | None) -> dict[str, Any] | None:
@@ -142,6 +185,7 @@ def describe_step(step: Step | None) -> dict[str, Any] | None:
         "adapted": step.adapted,
         "mixture_adapted": step.mixture_adapted,
         "pool": describe_pool(step.pool),
+        "first": _describe_run(step.first),
     }
 
 
@@ -149,7 +193,10 @@ def step_arrays(step: Step | None) -> dict[str, np.ndarray]:
     """The arrays of a refinement's state by name."""
     if step is None:
         return {}
-    arrays = certificate_arrays(step.certificate, "before/certificate/") | pool_arrays(step.pool)
+    arrays = certificate_arrays(step.certificate, "before/certificate/") | pool_arrays(step.pool, "pool/")
+    if step.first is not None:
+        arrays |= mixture_arrays(step.first.mixture, "first/posterior/") | pool_arrays(step.first.pool, "first/pool/")
+        arrays |= certificate_arrays(step.first.certificate, "first/certificate/")
     if step.mixture is not None:
         arrays |= mixture_arrays(step.mixture, "before/posterior/")
     if step.before is not None:
@@ -159,7 +206,7 @@ def step_arrays(step: Step | None) -> dict[str, np.ndarray]:
     return arrays
 
 
-def read_step(record: Record, content: Envelope, dim: int, num_answers: int) -> Step:
+def read_step(record: Record, content: Envelope, dim: int, shards: Sequence[str]) -> Step:
     """The state of a refinement, checked."""
     rate = record.number("rate")
     if not 0 < rate <= 1:
@@ -169,7 +216,7 @@ def read_step(record: Record, content: Envelope, dim: int, num_answers: int) -> 
         before = _read_moments(record.table("before").text("structure"), content, dim)
     if record.any("certificate") is not None:
         table = record.table("certificate")
-        certificate = read_certificate(table, content, "before/certificate/", dim, num_answers)
+        certificate = read_certificate(table, content, "before/certificate/", dim, shards)
     mixture = None
     if record.any("mixture") is not None:
         mixture = read_mixture(record.text("mixture"), content.arrays, dim, "before/posterior/")
@@ -178,11 +225,33 @@ def read_step(record: Record, content: Envelope, dim: int, num_answers: int) -> 
     adapted, of_mixture = (
         record.whole(name, 0, _MOST_ROUNDS) if _there(record, name) else 0 for name in ("adapted", "mixture_adapted")
     )
-    pool = read_pool(record, content, dim) if _there(record, "pool") else None
+    pool = read_pool(record, content, dim, "pool/") if _there(record, "pool") else None
+    first = _read_run(record.table("first"), content, dim, num_answers) if _there(record, "first") else None
     if pool is not None and (mixture is None or certificate is None or before is not None):
         raise Malformed("its pool of scored draws is there without the posterior to return to")
     rounds = record.whole("rounds", 0, _MOST_ROUNDS)
-    return Step(rounds, rate, gained, before, mixture, certificate, adapted, of_mixture, pool)
+    return Step(rounds, rate, gained, before, mixture, certificate, adapted, of_mixture, pool, first)
+
+
+def _describe_run(run: Run | None) -> dict[str, Any] | None:
+    """A run of adaptive rounds without its arrays, as JSON."""
+    if run is None:
+        return None
+    return {
+        "mixture": run.mixture.structure.name,
+        "certificate": describe_certificate(run.certificate),
+        "adapted": run.adapted,
+        "pool": describe_pool(run.pool),
+    }
+
+
+def _read_run(record: Record, content: Envelope, dim: int, num_answers: int) -> Run:
+    return Run(
+        read_mixture(record.text("mixture"), content.arrays, dim, "first/posterior/"),
+        read_certificate(record.table("certificate"), content, "first/certificate/", dim, num_answers),
+        record.whole("adapted", 0, _MOST_ROUNDS),
+        read_pool(record, content, dim, "first/pool/"),
+    )
 
 
 def _read_moments(structure: str, content: Envelope, dim: int) -> JointMoments:
@@ -238,6 +307,16 @@ def _chance(value: Any, what: str) -> float:
     if not 0 <= chance <= 1:
         raise Malformed(f"its {what} has something that is not a chance from 0 to 1")
     return chance
+
+
+def _scales(content: Envelope, name: str, dim: int) -> np.ndarray | None:
+    """Factors of sds; None in files of earlier versions, and where there are none."""
+    if name not in content.arrays:
+        return None
+    found = read_array(content, name, (dim,))
+    if np.any(found <= 0):
+        raise Malformed(f"its {name} are not positive")
+    return found
 
 
 def _weights(content: Envelope, name: str, count: int) -> np.ndarray:

@@ -25,17 +25,20 @@ from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.file import pack_parts, unpack_parts
 from epvi.hub.posterior.multiplied import checked_and_multiplied
 from epvi.hub.posterior.parts import Choices, Parts
-from epvi.hub.posterior.summary import Derive, Summary, probabilities, summarise
+from epvi.hub.posterior.summary import Derive, Summary, probabilities, summarise, summary_of_draws
 from epvi.hub.posterior.supports import resampled
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.step import Step
 from epvi.hub.trust.certify import Certificate
+from epvi.hub.trust.chains import Chains
+from epvi.hub.trust.effects import EffectErrors
 from epvi.hub.trust.importance import moved
-from epvi.hub.trust.propose import digest_of, draws_of, usual_base
-from epvi.hub.trust.reasons import Verdict
+from epvi.hub.trust.propose import asked_of, usual_base
+from epvi.hub.trust.reasons import Verdict, told
+from epvi.hub.trust.single_parameters import may_be_alone
 from epvi.parameters.space import Space
 from epvi.wire import envelope
-from epvi.wire.request import NUM_DRAWS, Asked, Draws
+from epvi.wire.request import NUM_DRAWS, Draws
 from epvi.wire.shard_fit import ShardFit, fit_arrays
 
 if TYPE_CHECKING:
@@ -134,17 +137,22 @@ class Posterior:
         """Draws for the sites to score (`epvi.score`); with `moments` the scores also serve `epvi.refine`."""
         at_least("num_draws", num_draws, 64)
         self._refuse_effects("ask for scores by hand")
-        key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
-        return draws_of(self, Asked(digest_of(self), num_draws, usual_base(self.space.dim) if moments else 0, key))
+        slopes = moments and may_be_alone(self.mixture)
+        return asked_of(self, num_draws, usual_base(self.space.dim) if moments else 0, slopes=slopes, seed=seed)
 
     def with_certificate(self, certificate: Certificate) -> "Posterior":
         """The same posterior with a certificate, whose importance weights correct its summary and draws."""
         return dataclasses.replace(self, certificate=certificate)
 
-    def with_effects(self, space: Space, effects: Effects) -> "Posterior":
-        """The posterior of all parameters `space`, from this one of all but some group effects."""
+    def with_effects(self, space: Space, effects: Effects, errors: EffectErrors) -> "Posterior":
+        """The posterior of all parameters `space`, from this one of all but some group effects with these errors."""
         found = self.certificate
-        found = None if found is None else dataclasses.replace(found, text=found.text + effects.said)
+        if found is not None and errors.faults:
+            faults = (*found.faults, *errors.faults)
+            found = dataclasses.replace(
+                found, verdict=Verdict.NOT, text=told(faults, found.agreement.clause), faults=faults
+            )
+        found = None if found is None else dataclasses.replace(found, text=found.text + effects.said(errors))
         return dataclasses.replace(self, space=space, effects=effects, certificate=found)
 
     def update(self, *fits: ShardFit, accept_unconverged: bool = False) -> "Posterior":
@@ -182,16 +190,26 @@ class Posterior:
         return conflict_between(self.fits, self.mixture, self.fits[0].space, seed=seed)
 
     def theta(self, num_samples: int, *, seed: Seed) -> Float[np.ndarray, "n d"]:
-        """Draws of unconstrained θ, from the mixture or, if the certificate corrects it, by importance resampling.
+        """Draws of unconstrained θ: from the mixture or, if the certificate corrects it, by importance resampling.
 
         Draws of a mixture that is trusted as it is are moved and scaled by the little by which the weights change means
-        and sds. Resampling repeats the scored draws in proportion to their weights: there are at most `num_draws`
-        different ones. So it is, too, where group effects are known at some draws of the other parameters.
+        and sds; where only single parameters can be certified, they are scaled by `certificate.scales`. Resampling
+        repeats the scored draws in proportion to their weights: there are at most `num_draws` different ones. So it is,
+        too, where group effects are known at some draws of the other parameters. If NUTS has sampled the posterior
+        (`fallback`), draws are those of its chains, each as often as any other.
         """
         at_least("num_samples", num_samples, 1)
         rng = np.random.default_rng(np.asarray(jax.random.key_data(as_key(seed))).tolist())
+        if self.chains is not None:
+            draws = self.chains.draws
+            return draws[resampled(np.ones(len(draws)), num_samples, rng)]
         made = self._shared(num_samples, seed, rng)
         return made if self.effects is None else self.effects.theta(self.space, made, rng)
+
+    @property
+    def chains(self) -> Chains | None:
+        """The draws of NUTS on all rows, if it was asked for and needed (`fallback` of `epvi.fit`)."""
+        return None if self.certificate is None else self.certificate.chains
 
     def _shared(self, num_samples: int, seed: Seed, rng: np.random.Generator) -> Float[np.ndarray, "n p"]:
         """Draws of θ, without the group effects that were integrated out."""
@@ -202,6 +220,9 @@ class Posterior:
         if found is not None and (found.resamples or (found.corrects and adapted)):
             return found.theta[resampled(found.weights, num_samples, rng)]
         made = np.asarray(self.mixture.sample(num_samples, seed=seed))
+        if found is not None and found.scales is not None:
+            mean = np.asarray(self.mixture.mean())
+            return mean + found.scales * (made - mean)
         if found is None or found.verdict != Verdict.TRUST:
             return made
         mean, sd = np.asarray(self.mixture.mean()), np.asarray(self.mixture.sd())
@@ -236,7 +257,10 @@ class Posterior:
         `of` computes derived quantities from draws, as in `of=lambda draws: {"odds ratio": np.exp(draws["w"])}`.
         """
         at_least("num_samples", num_samples, 2)
-        return summarise(self, probabilities(quantiles), num_samples, seed, of, self.effects)
+        chosen = probabilities(quantiles)
+        if self.chains is not None:
+            return summary_of_draws(self.chains.draws, self.space, chosen, of)
+        return summarise(self, chosen, num_samples, seed, of, self.effects)
 
     def groups(
         self,

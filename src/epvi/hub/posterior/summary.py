@@ -88,11 +88,13 @@ class _Sample(NamedTuple):
         mixture, found = posterior.mixture, posterior.certificate
         theta = draw(mixture, uniform_points(num_samples, mixture.dim + 1, key))
         weights = np.full(num_samples, 1 / num_samples)
-        w = v = np.zeros(0)
+        mean, sd, w, v = np.asarray(mixture.mean()), np.asarray(mixture.sd()), np.zeros(0), np.zeros(0)
+        if found is not None and found.scales is not None:
+            theta, sd = mean + found.scales * (theta - mean), found.scales * sd
         if found is not None and found.corrects:
             w, v = found.weights, found.own
             theta, weights = np.concatenate([theta, found.theta]), np.concatenate([weights, w - v])
-        return cls(theta, weights, num_samples, np.asarray(mixture.mean()), np.asarray(mixture.sd()), w, v)
+        return cls(theta, weights, num_samples, mean, sd, w, v)
 
     def moments(self, values: Float[np.ndarray, "n k"], known: tuple | None = None) -> tuple[np.ndarray, np.ndarray]:
         """Means and sds of quantities at the draws, of which those under the mixture may be known."""
@@ -128,6 +130,17 @@ def probabilities(quantiles: Sequence[float]) -> tuple[float, ...]:
     if not all(0 < q < 1 for q in quantiles):
         raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
     return tuple(quantiles)
+
+
+def summary_of_draws(
+    draws: Float[np.ndarray, "n d"], space: Space, quantiles: Sequence[float], of: Derive | None
+) -> Summary:
+    """The summary of draws of the posterior itself."""
+    even, none = np.full(len(draws), 1 / len(draws)), np.zeros(0)
+    sample = _Sample(draws, even, len(draws), np.mean(draws, axis=0), np.std(draws, axis=0), none, none)
+    values = space.constrain(draws)
+    values = values if of is None else derived(of, values, len(draws))
+    return _table(_of_values(values, sample, quantiles), quantiles)
 
 
 class _Part(NamedTuple):

@@ -49,7 +49,7 @@ def refine(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bo
     """
     answered = collect(posterior, scores)
     certificate = certificate_of(posterior, answered, accept_missing)
-    adapts = posterior.step is not None and posterior.step.pool is not None
+    adapts = posterior.step is not None and posterior.step.adapts
     made = (continued if adapts else advance)(posterior, answered, certificate)
     if not adapts and adaptable(made):
         made = begun(made, answered)
@@ -66,7 +66,7 @@ def settle(posterior: Posterior, scores: Iterable[Scores], *, accept_missing: bo
     certificate = certificate_of(posterior, answered, accept_missing)
     if certificate.status.ok:
         refuse_runaway(posterior, answered)
-    if posterior.step is not None and posterior.step.pool is not None:
+    if posterior.step is not None and posterior.step.adapts:
         return kept_best(posterior, certificate)
     return confirmed(posterior, answered, certificate)[0]
 

@@ -12,6 +12,23 @@ from epvi.hub.trust.verdict import when_refined
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+    """A run of adaptive rounds that has ended, while a second one is to confirm it.
+
+    Attributes:
+        mixture: the best posterior of its rounds.
+        certificate: its certificate.
+        adapted: the number of rounds to whose draws that posterior was fitted, or 0.
+        pool: the scored draws of all its rounds.
+    """
+
+    mixture: GaussianMixture
+    certificate: Certificate
+    adapted: int
+    pool: ScoredDraws
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Step:
     """State of a refinement.
 
@@ -24,7 +41,8 @@ class Step:
         certificate: its certificate.
         adapted: the number of rounds to whose draws the posterior's mixture was fitted (`adaptive.py`), or 0.
         mixture_adapted: the same of `mixture`.
-        pool: the scored draws of adaptive rounds, while these go on.
+        pool: the scored draws of this run of adaptive rounds, while it goes on; None before its first.
+        first: the first run of adaptive rounds, while the second one goes on.
     """
 
     rounds: int
@@ -36,11 +54,17 @@ class Step:
     adapted: int = 0
     mixture_adapted: int = 0
     pool: ScoredDraws | None = None
+    first: Run | None = None
+
+    @property
+    def adapts(self) -> bool:
+        """Whether adaptive rounds are going on."""
+        return self.pool is not None or self.first is not None
 
     @property
     def waits(self) -> bool:
         """Whether the posterior is yet to be scored."""
-        return self.before is not None or self.pool is not None
+        return self.before is not None or self.adapts
 
 
 @runtime_checkable
@@ -61,5 +85,5 @@ def finished(posterior: Posterior) -> Posterior:
     found = posterior.certificate
     if found is None or not found.faults:
         return posterior
-    text = when_refined(posterior, found.faults)
+    text = when_refined(posterior, found.faults, found.agreement.clause)
     return dataclasses.replace(posterior, certificate=dataclasses.replace(found, text=text))

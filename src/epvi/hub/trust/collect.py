@@ -41,6 +41,7 @@ class Answered:
         centres: log joint density, its gradient and Hessian at the centres.
         moments: expected log joint density, gradient and Hessian under the Gaussians; None when not all shards sent
             any.
+        slopes: gradients of the log joint density at the base draws of the first Gaussian; None when not all sent any.
     """
 
     proposal: Proposal
@@ -49,6 +50,7 @@ class Answered:
     doubt: Float[np.ndarray, " S"]
     centres: Derivatives
     moments: Expected | None
+    slopes: Float[np.ndarray, "R d"] | None = None
 
     @property
     def proper(self) -> bool:
@@ -71,10 +73,11 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     by_shard = {one.shard: one for one in given}
     _check_present(posterior, given, by_shard)
     proposal = propose(posterior, given[0].asked)
-    known: Known = set()
+    known = Known()
     for fit in posterior.fits:
         if not fit.is_stand_in:
             _check_one(fit, by_shard[fit.shard], proposal, known)
+    _check_echoes(given, proposal.theta[-1])
     stand_ins = [fit for fit in posterior.fits if fit.is_stand_in]
     points = mapped(proposal.modes, base_of(given[0].asked, posterior.space.dim))
     prior = [_own_answer(fit, proposal, points) for fit in stand_ins]
@@ -82,18 +85,29 @@ def collect(posterior: Approximation, scores: Iterable[Scores]) -> Answered:
     values = [log_density(fit.mixture, proposal.theta) + float(fit.elbo.value) for fit in stand_ins]
     moments = [one.moments for one in given]
     whole = [*moments, *(expected for _, expected in prior)] if points.shape[1] else [None]
+    slopes = [*(one.slopes for one in given), *(_own_slopes(fit, proposal, points) for fit in stand_ins)]
     return Answered(
         proposal=proposal,
         scores=tuple(given),
-        log_p=np.sum([*(one.values for one in given), *values], axis=0),
-        doubt=np.sqrt(np.sum([one.errors**2 for one in given], axis=0)),
+        log_p=_sum([*(one.values for one in given), *values]),
+        doubt=np.sqrt(_sum(one.errors**2 for one in given)),
         centres=Derivatives(*_summed([*(one.centres for one in given), *(centres for centres, _ in prior)])),
         moments=None if any(one is None for one in whole) else Expected(*_summed(whole)),
+        slopes=None if any(one is None for one in slopes) else np.sum(slopes, axis=0),
     )
 
 
 def _summed(groups: Sequence[Any]) -> list[np.ndarray]:
-    return [np.sum(parts, axis=0) for parts in zip(*groups, strict=True)]
+    return [_sum(parts) for parts in zip(*groups, strict=True)]
+
+
+def _sum(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    """The sum of many arrays, one after the other, without a copy of all."""
+    first, *others = arrays
+    total = np.array(first)
+    for one in others:
+        total += one
+    return total
 
 
 def _own_answer(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C R d"]) -> tuple[Derivatives, Expected]:
@@ -109,6 +123,13 @@ def _own_answer(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C 
     at = log_density(fit.mixture, means) + constant
     # The gradient is linear and the base draws have mean zero: its average over them is its value at the mean.
     return Derivatives(at, gradient, hessian), Expected(values, gradient, hessian)
+
+
+def _own_slopes(fit: ShardFit, proposal: Proposal, points: Float[np.ndarray, "C R d"]) -> np.ndarray:
+    """The gradients of a stand-in's Gaussian at the base draws of the first Gaussian."""
+    structure = proposal.modes.structure
+    own = components_of(fit.mixture, structure)[0]
+    return -structure.packing.rows_times(points[0] - own.mean, own.precision)
 
 
 def _sorted(scores: Iterable[Scores]) -> list[Scores]:
@@ -162,7 +183,13 @@ def _check_one(fit: ShardFit, one: Scores, proposal: Proposal, known: Known) -> 
         if form_of(matrix).whole != asked_whole:
             asked = "whole Hessians" if asked_whole else "diagonals of Hessians"
             raise EpviError(f"{one.called} has not answered with {asked}, as asked: have it score the draws again.")
-    if np.any(np.abs(one.echo - theta[-1]) > _SAME * (1 + np.abs(theta[-1]))):
+
+
+def _check_echoes(given: list[Scores], last: Float[np.ndarray, " d"]) -> None:
+    """Refuse scores of draws that are not the same at the site."""
+    other = np.any(np.abs(np.stack([one.echo for one in given]) - last) > _SAME * (1 + np.abs(last)), axis=1)
+    if np.any(other):
+        one = given[int(np.argmax(other))]
         raise EpviError(
             f"{one.called} was given draws that another version of epvi made: make them again, and score them."
         )

@@ -7,7 +7,8 @@ With r = log p − log q and joint cumulants κ under the posterior q, the mean 
 Importance weights exp(r) need a number of draws that grows exponentially with Var r, and that is proportional to the
 number of parameters even where every marginal is right. The terms of the series for an h of one parameter contain only
 those parts of r that involve it, and their standard errors grow like Var r. The first term is zero for means and sds
-where q has the highest ELBO of its family; the second shows what that family lacks.
+where q has the highest ELBO of its family; the second shows what that family lacks, which gradients tell with smaller
+errors (`linear_response.py`). The log ratios are what checks these: they need no derivatives.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from jaxtyping import Float
 from scipy.stats import kurtosis, skew
 
 from epvi.gaussian.mixture import GaussianMixture
+from epvi.hub.trust.linear_response import Response
 from epvi.hub.trust.propose import Proposal
 
 # Numbers of an array of draws by parameters that is in memory at once: 32 MB in float64. Judgement.
@@ -53,18 +55,9 @@ class Marginals:
     skewness: float
     excess: float
 
-    def typical(self) -> tuple[float, float]:
-        """Upper limits of the root mean squares of `shift` and of `change` over all parameters."""
-        pairs = (self.shift, self.shift_error), (self.change, self.change_error)
-        limits = [np.sqrt(square + 2 * noise) for square, noise in (_square(*pair) for pair in pairs)]
-        return float(limits[0]), float(limits[1])
-
-    def draws_for(self, limit: float) -> float:
-        """About how many draws of q would show that `typical` is at most `limit`; infinite if it seems to be above."""
-        pairs = (self.shift, self.shift_error), (self.change, self.change_error)
-        least = [2 * noise / max(limit**2 - square, 1e-300) for square, noise in (_square(*pair) for pair in pairs)]
-        # The noise of a mean of squares is proportional to 1/n.
-        return self.num_draws * max(least) if max(least) < 1e6 else np.inf
+    def less(self, response: Response) -> "Marginals":
+        """The same, less the changes of sds that gradients tell."""
+        return dataclasses.replace(self, change=self.change - 0.5 * response.first)
 
     def unlike(self, least: float) -> int:
         """How many parameters clearly have another mean, sd or shape, by more than `least`."""
@@ -112,9 +105,3 @@ def _mean_of(factor: Float[np.ndarray, " n"], h: Float[np.ndarray, "n d"]) -> Fl
     mean = factor @ h / len(h)
     square = factor**2 @ h**2 / len(h) - mean**2
     return np.stack([mean, np.sqrt(square / (len(h) - 1))])
-
-
-def _square(values: Float[np.ndarray, " d"], errors: Float[np.ndarray, " d"]) -> tuple[float, float]:
-    """The mean of the squared true values, at least 0, from estimates with independent errors; its standard error."""
-    noise = float(np.sqrt(2 * np.sum(errors**4))) / len(values)
-    return max(float(np.mean(values**2 - errors**2)), 0.0), noise

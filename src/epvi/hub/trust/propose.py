@@ -6,15 +6,18 @@ all others look perfect. So some draws come from the posterior with larger sds, 
 """
 
 import dataclasses
+import functools
 import hashlib
 import math
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float
 
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import base_draws, draw, log_density, uniform_points
-from epvi.ground.seeds import RequestStream, request_words
+from epvi.ground.seeds import RequestStream, Seed, as_key, request_words
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.modes import joined, one_per_mode, stray_modes
 from epvi.parameters.alignment import aligned
@@ -27,13 +30,14 @@ _INFLATED, _STRAY = 2, 1
 # The inflated copy has sds larger by exp(3/d), at most 2: the density at its mean is lower by 3 nats (less for d < 5).
 # Judgement: wide enough to reach the tails, near enough that draws keep some weight.
 _NATS, _WIDEST = 3.0, 2.0
-# Sixteenths of the draws, in adaptive rounds, from one Gaussian around the whole posterior with sds larger by this
-# factor. Judgement: a banana whose ends have no component shows in its weights.
-_WHOLE, _WIDE_SDS = 1, 2.5
+# Sixteenths of the draws, in adaptive rounds, from the inflated posterior, from one Gaussian around the whole with sds
+# larger by the factor, and from a copy of the posterior whose components are longer by the factor: a thin ridge goes on
+# where they point. Judgement: a banana whose ends have no component shows in its weights.
+_ADAPTED_INFLATED, _WHOLE, _WIDE_SDS, _LONG, _LONGER = 1, 1, 2.5, 2, 3.0
 # Initial weight of stray modes among the Gaussians to refine; the first natural-gradient step replaces it. Judgement.
 _STRAY_WEIGHT = 1e-3
 # Version of the way draws are generated, part of the digest: increase it when the same posterior and key give others.
-_SCHEME = b"1"
+_SCHEME = b"2"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -98,7 +102,7 @@ def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
     modes = q if posterior.step is not None and not past else one_per_mode(q)
     shards = aligned(posterior.space, [fit.mixture for fit in posterior.fits if fit.stands_alone])
     stray = stray_modes(shards, modes)
-    source = _source(q, stray, asked.num_draws, whole=past > 0)
+    source = _source(q, stray, asked.num_draws, adapted=past > 0)
     # Each adaptive round has points of its own: a mixture that was fitted to draws looks good on them.
     words = (*request_words(asked.key, RequestStream.DRAWS), *([past] if past else []))
     points = uniform_points(asked.num_draws, q.dim + 1, words)
@@ -118,14 +122,26 @@ def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
     )
 
 
-def _source(q: GaussianMixture, stray: GaussianMixture | None, num_draws: int, *, whole: bool) -> Source:
-    """The posterior, its inflated copy, stray modes, and in adaptive rounds one Gaussian around the whole."""
+def _source(q: GaussianMixture, stray: GaussianMixture | None, num_draws: int, *, adapted: bool) -> Source:
+    """The posterior, its inflated copy and stray modes; in adaptive rounds also what reaches beyond its components."""
     scale = min(_WIDEST, math.exp(_NATS / q.dim))
-    others = [(_INFLATED, GaussianMixture(q.log_weights, q.means, np.asarray(q.roots) / scale, q.structure))]
+    inflated = GaussianMixture(q.log_weights, q.means, np.asarray(q.roots) / scale, q.structure)
+    others = [(_ADAPTED_INFLATED if adapted else _INFLATED, inflated)]
     others += [(_STRAY, stray)] if stray is not None else []
-    others += [(_WHOLE, _around(q))] if whole else []
+    others += [(_LONG, _lengthened(q)), (_WHOLE, _around(q))] if adapted else []
     counted = [(num_draws * share // 16, part) for share, part in others]
     return Source(((num_draws - sum(count for count, _ in counted), q), *(pair for pair in counted if pair[0])))
+
+
+def _lengthened(q: GaussianMixture) -> GaussianMixture:
+    """The mixture with every component longer along its largest axis, relative to the whole."""
+    root = np.linalg.cholesky(np.asarray(q.covariance()))
+    covariances = np.asarray(q.covariances())
+    white = np.linalg.solve(root, np.swapaxes(np.linalg.solve(root, covariances), 1, 2))
+    lengths, axes = np.linalg.eigh(0.5 * (white + np.swapaxes(white, 1, 2)))
+    largest = axes[:, :, -1] @ root.T * np.sqrt(lengths[:, -1:])
+    covariances = covariances + (_LONGER**2 - 1) * largest[:, :, None] * largest[:, None]
+    return GaussianMixture.from_covariances(np.asarray(q.means), covariances, np.asarray(q.weights))
 
 
 def _around(q: GaussianMixture) -> GaussianMixture:
@@ -150,6 +166,12 @@ def draws_of(posterior: Approximation, asked: Asked) -> Draws:
     )
 
 
+def asked_of(posterior: Approximation, num_draws: int, num_base: int, *, slopes: bool, seed: Seed) -> Draws:
+    """The request for so many draws, and base draws for moments, with gradients at each of these or without."""
+    key = tuple(int(word) for word in jax.random.key_data(as_key(seed)))
+    return draws_of(posterior, Asked(digest_of(posterior), num_draws, num_base, key, slopes))
+
+
 def base_of(asked: Asked, dim: int) -> Float[np.ndarray, "R d"]:
     """The base draws that belong to a request: the same in every round."""
     if not asked.num_base:
@@ -171,10 +193,28 @@ def usual_base(dim: int) -> int:
 
 def digest_of(posterior: Approximation) -> str:
     """A hash that identifies a posterior: of its mixture and the fits that it was combined from."""
+    return _digest(_Same(posterior.mixture), _Same(posterior.fits), posterior.step is not None)
+
+
+class _Same(NamedTuple):
+    """An immutable object, equal only to itself."""
+
+    held: Any
+
+    def __hash__(self) -> int:
+        return id(self.held)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.held is self.held
+
+
+# The last one: it is needed to ask, and with the answers.
+@functools.lru_cache(maxsize=1)
+def _digest(mixture: _Same, fits: _Same, stepped: bool) -> str:
     digest = hashlib.sha256(_SCHEME)
-    for mixture in (posterior.mixture, *(fit.mixture for fit in posterior.fits)):
-        for array in (mixture.log_weights, mixture.means, mixture.roots):
+    for one in (mixture.held, *(fit.mixture for fit in fits.held)):
+        for array in (one.log_weights, one.means, one.roots):
             digest.update(np.ascontiguousarray(array, "<f8").tobytes())
-    digest.update(repr([(fit.shard, str(fit.prior), fit.num_rows) for fit in posterior.fits]).encode())
-    digest.update(repr(posterior.step is not None).encode())
+    digest.update(repr([(fit.shard, str(fit.prior), fit.num_rows) for fit in fits.held]).encode())
+    digest.update(repr(stepped).encode())
     return digest.hexdigest()[:32]

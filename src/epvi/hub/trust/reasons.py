@@ -8,6 +8,9 @@ import enum
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+from jaxtyping import Float
+
 from epvi.ground.status import StatusCode
 
 
@@ -17,6 +20,7 @@ class Verdict(enum.StrEnum):
     TRUST = "trust"
     CORRECTED = "trust with corrected weights"
     MARGINALS = "trust means and sds"
+    SAMPLED = "trust draws of NUTS"
     NOT = "do not trust"
 
     @property
@@ -29,12 +33,16 @@ _STATUS_CODES = {
     Verdict.TRUST: StatusCode.TRUSTED,
     Verdict.CORRECTED: StatusCode.CORRECTED,
     Verdict.MARGINALS: StatusCode.MARGINALS,
+    Verdict.SAMPLED: StatusCode.CHAINS,
     Verdict.NOT: StatusCode.NOT_TRUSTED,
 }
 
 
 class Reason(enum.StrEnum):
-    """Why a posterior cannot be trusted; OTHER stands for a code of a later version, read from a file."""
+    """Why a posterior cannot be trusted; OTHER stands for a code of a later version, read from a file.
+
+    CONFLICT is only in files of earlier versions, in which shards that disagree made it "do not trust".
+    """
 
     PRIOR_SHARES = "prior-shares"
     MISSING_ROWS = "missing-rows"
@@ -45,6 +53,9 @@ class Reason(enum.StrEnum):
     UNCERTAIN_SCORES = "uncertain-scores"
     LABELS = "labels"
     NOT_REFINED = "not-refined"
+    EFFECTS = "effects"
+    CHAINS = "chains"
+    RUNS_DIFFER = "runs-differ"
     INTEGRALS = "integrals"
     OTHER = "other"
 
@@ -54,6 +65,24 @@ class Fault(NamedTuple):
 
     reason: Reason
     finding: str
+
+
+class Judgement(NamedTuple):
+    """A verdict with its reasons.
+
+    Attributes:
+        verdict: whether the posterior can be trusted.
+        text: the verdict in words, with reasons and remedies.
+        faults: what is wrong, as reason codes with a clause each.
+        corrects: whether the importance weights can correct summaries and draws.
+        scales: factors by which the sds of single parameters are to be corrected, where weights cannot; else None.
+    """
+
+    verdict: Verdict
+    text: str
+    faults: tuple[Fault, ...]
+    corrects: bool
+    scales: Float[np.ndarray, " d"] | None = None
 
 
 _REFINE = "refine it (refine=10, epvi refine)"
@@ -72,16 +101,28 @@ _REMEDIES = {
     Reason.UNCERTAIN_SCORES: "ask for exact ones (exact=True, --exact)",
     Reason.LABELS: "fix an order by an ordered prior (dist.transforms.OrderedTransform), or declare them (epvi.Model)",
     Reason.NOT_REFINED: _REFINE,
+    Reason.EFFECTS: "write the model so that effects are nearly normal given the other parameters, or take MCMC",
+    Reason.CHAINS: (
+        "take more warm-up and draws (fallback=epvi.NUTS(num_warmup=..., num_samples=...)), or another parametrisation"
+        " of the model"
+    ),
+    Reason.RUNS_DIFFER: _REFINE,
     Reason.INTEGRALS: "give each group fewer effects, or effects whose prior is nearer to a normal one",
     Reason.OTHER: "",
 }
 # Reasons that refinement rounds can remove.
-_REFINABLE = frozenset({Reason.LOST_MODE, Reason.UNEVEN_WEIGHTS})
+_REFINABLE = frozenset({Reason.LOST_MODE, Reason.UNEVEN_WEIGHTS, Reason.RUNS_DIFFER})
 
 
-def told(faults: Sequence[Fault], instead_of_rounds: Sequence[str] = ()) -> str:
+def headed(verdict: Verdict, disagree: str) -> str:
+    """What a text begins with: the verdict and, if some shards do, the clause that they `disagree`."""
+    return f"{verdict}, {'and' if verdict == Verdict.NOT else 'but'} {disagree}" if disagree else f"{verdict}"
+
+
+def told(faults: Sequence[Fault], disagree: str = "", instead_of_rounds: Sequence[str] = ()) -> str:
     """The text of "do not trust"; `instead_of_rounds` are the remedies when no further round will help."""
-    return f"{Verdict.NOT}: {' Also: '.join(_sentence(fault, instead_of_rounds) for fault in faults)}"
+    sentences = " Also: ".join(_sentence(fault, instead_of_rounds) for fault in faults)
+    return f"{headed(Verdict.NOT, disagree)}: {sentences}"
 
 
 def _sentence(fault: Fault, instead_of_rounds: Sequence[str]) -> str:

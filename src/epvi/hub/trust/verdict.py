@@ -1,24 +1,25 @@
 """Decide whether a posterior can be trusted, from all diagnostics of a round, with the reasons.
 
-Takes summed scores, importance weights and the score test; gives a `Judgement`. No diagnostic decides alone: k̂ is large
-on good fits when a few draws lie far out, and the weights of draws from one mode look perfect when another was dropped.
+Takes summed scores and importance weights; gives a `Judgement`. No diagnostic decides alone: k̂ is large on good fits
+when a few draws lie far out, and the weights of draws from one mode look perfect when another was dropped. Whether the
+shards agree does not decide (`agreement.py`): the text says it beside the verdict.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from epvi.gaussian.structures import form_of
 from epvi.hub.agreement.compatibility import missing_shards, numbered
+from epvi.hub.trust.agreement import Agreement
 from epvi.hub.trust.approximation import Approximation
 from epvi.hub.trust.collect import Answered
-from epvi.hub.trust.cumulants import marginals_of
 from epvi.hub.trust.importance import Weights
-from epvi.hub.trust.reasons import Fault, Reason, Verdict, told
-from epvi.hub.trust.score_test import Agreement
-from epvi.hub.trust.stationarity import step_of
+from epvi.hub.trust.reasons import Fault, Judgement, Reason, Verdict, headed, told
+from epvi.hub.trust.single_parameters import by_single_parameters
+from epvi.parameters.space import Space
 
 # All thresholds are judgement where nothing else is said; `python benchmarks/verdicts.py` counts the false alarms that
 # they raise on healthy fits, of which it allows 2 in 50.
@@ -42,33 +43,9 @@ _MASS = 0.01
 # The largest standard error of log p at a draw, in nats, averaged with the weights: above it, the error of the scores
 # dominates the weights.
 _DOUBT = 0.1
-# From this many parameters on, weights that are too uneven may be so by the number of parameters alone.
-_MANY = 100
-# Means and sds can then be trusted if they are off by at most this many sds, and this fraction, in the root mean square
-# over all parameters (two standard errors included), if no parameter is clearly off by more, and if expected gradients
-# and Hessians move none by more.
-MARGINALS_OFF = 0.1
-# The log ratios of draws are then sums of many small terms: skewness and excess kurtosis are at most this.
-_NORMAL = 1.0
 # Two shards whose scores differ by less than this, relative to their size, have the same rows: far above the rounding
 # errors of float64 sums over rows, far below the difference that other rows make.
 _SAME_ROWS = 1e-6
-
-
-class Judgement(NamedTuple):
-    """A verdict with its reasons.
-
-    Attributes:
-        verdict: whether the posterior can be trusted.
-        text: the verdict in words, with reasons and remedies.
-        faults: what is wrong, as reason codes with a clause each.
-        corrects: whether the importance weights can correct summaries and draws.
-    """
-
-    verdict: Verdict
-    text: str
-    faults: tuple[Fault, ...]
-    corrects: bool
 
 
 def judge(
@@ -85,32 +62,34 @@ def judge(
         *_shares(posterior, accept_missing),
         *_labels(posterior),
         *([] if one_table else _same_rows(answered)),
-        *_conflicts(answered, agreed),
         *_lost_modes(answered, weights),
         *([uneven] if uneven else []),
         *_doubts(answered, weights),
         *_not_refined(posterior),
     )
-    if uneven is not None and faults == (uneven,) and may_be_by_dimension(posterior, answered):
-        return _by_marginals(uneven, posterior, answered, weights)
+    alone = by_single_parameters(posterior, answered, weights, agreed.clause) if set(faults) <= {uneven} else None
+    if alone is not None and (uneven is not None or alone.verdict is Verdict.MARGINALS):
+        return alone
     if faults:
-        return Judgement(Verdict.NOT, told(faults), faults, uneven is None)
+        return Judgement(Verdict.NOT, told(faults, agreed.clause), faults, uneven is None)
     shift, change = float(np.max(np.abs(weights.shift))), float(np.max(np.abs(weights.sd_ratio - 1)))
+    order = in_one_order(posterior.space) if weights.log_labellings > 0 else ""
+    known = 2 * float(np.max(weights.noise))
     moved = (
         f"weights of {weights.ess:,.0f} effective draws ({weights.efficiency:.0%} of what could be) move means by at"
-        f" most {shift:.3f} sds and sds by {change:.1%}{_order_of(posterior, weights)}"
+        f" most {shift:.3f} sds and sds by {change:.1%}, each known to ±{known:.3f} sds{order}"
     )
     # Even weights show that the whole density is right, and not only its means and sds.
     if shift <= _SMALL_SHIFT and change <= _SMALL_CHANGE and weights.efficiency >= _EVEN:
-        return Judgement(Verdict.TRUST, f"{Verdict.TRUST}: {moved}.", (), True)
-    text = f"{Verdict.CORRECTED}: {moved}; summaries and draws are corrected by them."
+        return Judgement(Verdict.TRUST, f"{headed(Verdict.TRUST, agreed.clause)}: {moved}.", (), True)
+    text = f"{headed(Verdict.CORRECTED, agreed.clause)}: {moved}; summaries and draws are corrected by them."
     return Judgement(Verdict.CORRECTED, text, (), True)
 
 
-def _order_of(posterior: Approximation, weights: Weights) -> str:
-    """What the verdict is about if units of the model are exchangeable: one of their labellings, if there are more."""
-    names = "; ".join(", ".join(group) for group in posterior.space.exchangeable)
-    return f"; exchangeable parameters ({names}) are in one order" if weights.log_labellings > 0 else ""
+def in_one_order(space: Space) -> str:
+    """What a verdict is about if units of the model are exchangeable, as a clause: one of their labellings."""
+    names = "; ".join(", ".join(group) for group in space.exchangeable)
+    return f"; exchangeable parameters ({names}) are in one order" if names else ""
 
 
 def _uneven(weights: Weights) -> Fault | None:
@@ -128,69 +107,7 @@ def _uneven(weights: Weights) -> Fault | None:
     )
 
 
-def may_be_by_dimension(posterior: Approximation, answered: Answered) -> bool:
-    """Whether a posterior has so many parameters that weights can be uneven although it is right about each.
-
-    It has one mode, and covariances that can hold correlations, with expected Hessians of the rows to refine them by:
-    otherwise correlations may be lacking, which no marginal shows.
-    """
-    proposal = answered.proposal
-    whole = posterior.mixture.structure.hessians.whole and answered.moments is not None
-    return whole and proposal.theta.shape[1] >= _MANY and len(np.asarray(proposal.modes.means)) == 1
-
-
-def draws_that_tell(posterior: Approximation, answered: Answered) -> int | None:
-    """How many draws would be enough to trust means and sds of single parameters; None if no number is."""
-    if not may_be_by_dimension(posterior, answered):
-        return None
-    found = marginals_of(answered.proposal, answered.log_p, posterior.mixture)
-    needed = np.inf if found is None else found.draws_for(MARGINALS_OFF)
-    if found is None or not np.isfinite(needed):
-        return None
-    return _rounded(needed * len(answered.log_p) / found.num_draws)
-
-
-def _by_marginals(uneven: Fault, posterior: Approximation, answered: Answered, weights: Weights) -> Judgement:
-    """The verdict on means and sds of single parameters, where joint weights cannot judge."""
-    faults, found = (uneven,), marginals_of(answered.proposal, answered.log_p, posterior.mixture)
-    if found is None or max(abs(found.skewness), found.excess) > _NORMAL or found.unlike(MARGINALS_OFF):
-        return Judgement(Verdict.NOT, told(faults), faults, False)
-    d, (shift, change) = len(found.shift), found.typical()
-    if max(shift, change) > MARGINALS_OFF:
-        needed = found.draws_for(MARGINALS_OFF)
-        finding = (
-            f"joint weights cannot judge {d:,} parameters ({weights.ess:,.0f} effective draws), and means and sds of"
-            f" single ones are known to {shift:.2f} sds and {change:.0%} only"
-        )
-        all_draws = _rounded(needed * len(weights.corrected) / found.num_draws) if np.isfinite(needed) else 0
-        remedy = f", which {all_draws:,} draws would tell better (num_draws)" if all_draws else ""
-        few = (Fault(Reason.UNEVEN_WEIGHTS, finding + remedy),)
-        return Judgement(Verdict.NOT, told(few), few, False)
-    assert answered.moments is not None
-    step = step_of(answered.proposal.modes, answered.moments)
-    if max(step) > MARGINALS_OFF:
-        finding = (
-            f"joint weights cannot judge {d:,} parameters ({weights.ess:,.0f} effective draws), and expected gradients"
-            f" and Hessians would move a mean by {step.shift:.2f} sds and an sd by {step.change:.0%}"
-        )
-        moved = (Fault(Reason.UNEVEN_WEIGHTS, finding),)
-        return Judgement(Verdict.NOT, told(moved), moved, False)
-    text = (
-        f"{Verdict.MARGINALS}: joint weights cannot judge {d:,} parameters ({weights.ess:,.0f} effective draws); by"
-        f" cumulants of the log ratios means are off by at most {shift:.2f} sds and sds by {change:.0%} (root mean"
-        f" squares; a single mean is known to ±{2 * float(np.median(found.shift_error)):.2f} sds), no parameter stands"
-        f" out, and expected gradients and Hessians move no mean by more than {step.shift:.2f} sds and no sd by more"
-        f" than {step.change:.0%}. What depends on many parameters at once is not certified."
-    )
-    return Judgement(Verdict.MARGINALS, text, (), False)
-
-
-def _rounded(count: float) -> int:
-    """The next power of two."""
-    return 2 ** int(np.ceil(np.log2(count)))
-
-
-def when_refined(posterior: Approximation, faults: Sequence[Fault]) -> str:
+def when_refined(posterior: Approximation, faults: Sequence[Fault], disagree: str = "") -> str:
     """The text of "do not trust" after refinement has converged: the remedy is no longer to refine."""
     diagonal = not posterior.mixture.structure.hessians.whole
     lacks_mode = any(fault.reason is Reason.LOST_MODE for fault in faults)
@@ -202,12 +119,13 @@ def when_refined(posterior: Approximation, faults: Sequence[Fault]) -> str:
         "another parametrisation of the model",
         "MCMC",
     ]
-    return told(faults, remedies)
+    return told(faults, disagree, remedies)
 
 
 def _shares(posterior: Approximation, accept_missing: bool) -> list[Fault]:
     fits, found = posterior.fits, []
-    total = sum(fit.prior for fit in fits)
+    # Most shares are equal, and fractions are slow to add.
+    total = sum(share * count for share, count in Counter(fit.prior for fit in fits).items())
     if total != 1 and not fits[0].made_of.flat_prior:
         finding = f"the shards' shares of the prior sum to {total}, not to 1"
         found.append(Fault(Reason.PRIOR_SHARES, finding))
@@ -263,15 +181,6 @@ def _first_alike(answers: Float[np.ndarray, "M n"], known: Bool[np.ndarray, " M"
         if np.any(alike):
             return a, a + 1 + int(np.argmax(alike))
     return None
-
-
-def _conflicts(answered: Answered, agreed: Agreement) -> list[Fault]:
-    if not agreed.flagged:
-        return []
-    worst = answered.scores[agreed.flagged[0]]
-    more = f" (and {len(agreed.flagged) - 1} more)" if len(agreed.flagged) > 1 else ""
-    finding = f"{worst.called}{more} is in conflict with the others (p = {agreed.p[agreed.flagged[0]]:.1g})"
-    return [Fault(Reason.CONFLICT, finding)]
 
 
 def _lost_modes(answered: Answered, weights: Weights) -> list[Fault]:

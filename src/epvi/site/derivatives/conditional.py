@@ -5,6 +5,7 @@ conditional distribution of each group's effects from the nodes of the integral 
 derivatives in φ. Near φ₀ these also tell where the nodes of the integrals have to be.
 """
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,12 +21,14 @@ from epvi.site.rows.columns import Columns
 
 # Most rows of a block, of which the derivatives of all nodes are in memory. Judgement.
 _ROWS_AT_ONCE = 2**14
+# Fewest bundles of a block, of which some may be there only for its shape. Judgement: compiling takes seconds.
+_FEWEST_BUNDLES = 16
 # Points φ for which a compiled program computes moments at a time. Judgement.
 _POINTS_AT_ONCE = 64
 
 
 class Conditional(NamedTuple):
-    """Moments of the effects of L groups given φ near φ₀, linear in φ.
+    """Moments of the effects of L groups given φ near φ₀, the first two linear in φ.
 
     The covariance is C Cᵀ with C lower triangular; `root` has the rows of C one after the other, with the logarithms of
     its diagonal.
@@ -33,6 +36,8 @@ class Conditional(NamedTuple):
 
     mean: Float[np.ndarray, "L s"]
     root: Float[np.ndarray, "L t"]
+    # Skewness and excess kurtosis of C⁻¹(z − mean), by coordinate.
+    shape: Float[np.ndarray, "L s 2"]
     mean_slope: Float[np.ndarray, "L s p"]
     root_slope: Float[np.ndarray, "L t p"]
 
@@ -40,32 +45,38 @@ class Conditional(NamedTuple):
 def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Conditional:
     """The moments of the effects of all groups of all bundles given φ near the given point, also of absent groups."""
     assert target.conditional is not None
-    width, pieces = columns[LEVELS].shape[1], []
+    pieces = []
     with jax.enable_x64(True), promotion_allowed():
-        for block, known in blocks(columns):
+        for block, own in blocks(columns):
             slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
-            pieces.append([np.asarray(part)[known * width :] for part in (*values, *slopes)])
+            pieces.append([np.asarray(part)[own] for part in (*values, *slopes)])
     return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
 
 
-def conditional_values(
-    target: Target, columns: Columns, phi: Float[np.ndarray, "S p"]
-) -> tuple[Float[np.ndarray, "S L s"], Float[np.ndarray, "S L t"]]:
-    """Mean and root of the effects of all groups of all bundles given each φ, also of absent groups."""
+class Values(NamedTuple):
+    """Moments of the effects of L groups given each of S points φ, and the log integrals over them."""
+
+    mean: Float[np.ndarray, "S L s"]
+    root: Float[np.ndarray, "S L t"]
+    shape: Float[np.ndarray, "S L s 2"]
+    log_integral: Float[np.ndarray, "S L"]
+
+
+def conditional_values(target: Target, columns: Columns, phi: Float[np.ndarray, "S p"]) -> Values:
+    """The moments of the effects of all groups of all bundles given each φ, also of absent groups."""
     assert target.conditional_values is not None
-    width, pieces = columns[LEVELS].shape[1], []
+    pieces = []
     # The last points are repeated, so that all calls have the same shape.
     padded = np.concatenate([phi, np.repeat(phi[-1:], -len(phi) % _POINTS_AT_ONCE, axis=0)])
     with jax.enable_x64(True), promotion_allowed():
-        for block, known in blocks(columns):
+        for block, own in blocks(columns):
             found = [
                 target.conditional_values(jnp.asarray(some, jnp.float64), block)
                 for some in padded.reshape(-1, _POINTS_AT_ONCE, phi.shape[1])
             ]
             parts = [np.concatenate(part)[: len(phi)] for part in zip(*found, strict=True)]
-            pieces.append([part[:, known * width :] for part in parts])
-    mean, root = (np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True))
-    return mean, root
+            pieces.append([part[:, own] for part in parts])
+    return Values(*(np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True)))
 
 
 def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Columns:
@@ -73,23 +84,40 @@ def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> 
     if target.conditional is None:
         return columns
     found = conditional_moments(target, columns, phi)
-    parts = [np.broadcast_to(phi, (len(found.mean), len(phi))), *(part.reshape(len(part), -1) for part in found)]
+    # In the order in which `Marginal` reads them.
+    known = found.mean, found.root, found.mean_slope, found.root_slope
+    parts = [np.broadcast_to(phi, (len(found.mean), len(phi))), *(part.reshape(len(part), -1) for part in known)]
     flat = np.concatenate(parts, axis=1).reshape(*columns[LEVELS].shape, -1)
     floats = {column.dtype for column in columns.values() if column.dtype.kind == "f"}
     pilot = flat.astype(np.float32) if floats == {np.dtype(np.float32)} else flat
     return dict(sorted({**columns, PILOT: pilot}.items()))
 
 
-def blocks(columns: Columns) -> Iterator[tuple[Columns, int]]:
-    """Blocks of bundles, each with the number of its first bundles that were in the block before.
+def blocks(columns: Columns) -> Iterator[tuple[Columns, slice]]:
+    """Blocks of bundles of one shape, each with the groups in it that count.
 
-    The last one overlaps with the one before, so that all have the same shape.
+    The last one overlaps with the one before; a single one is filled with its last bundle, so that few programs serve
+    all numbers of bundles.
     """
-    number = len(columns[LEVELS])
-    size = min(max(_ROWS_AT_ONCE // columns[LOCAL].shape[1], 1), number)
+    number, width = columns[LEVELS].shape
+    size = min(max(_ROWS_AT_ONCE // columns[LOCAL].shape[1], 1), few_sizes(number))
+    if number < size:
+        yield taken(columns, np.minimum(np.arange(size), number - 1)), slice(0, number * width)
+        return
     for start in range(0, number, size):
         first = min(start, number - size)
-        yield {name: column[first : first + size] for name, column in columns.items()}, start - first
+        block = {name: column[first : first + size] for name, column in columns.items()}
+        yield block, slice((start - first) * width, size * width)
+
+
+def few_sizes(number: int) -> int:
+    """The next power of two, or more if that is very small."""
+    return max(2 ** math.ceil(math.log2(number)), _FEWEST_BUNDLES)
+
+
+def taken(columns: Columns, chosen: Int[np.ndarray, " n"]) -> Columns:
+    """Some of the bundles."""
+    return {name: column[chosen] for name, column in columns.items()}
 
 
 def with_levels(columns: Columns, levels: Int[np.ndarray, " n"]) -> Columns:

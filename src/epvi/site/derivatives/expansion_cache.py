@@ -19,6 +19,8 @@ from epvi.site.derivatives.fourth_order import FourthOrder
 # Largest squared distance δᵀ|H|δ at which an expansion is reused: half a standard deviation of the subposterior.
 # Judgement; the error is estimated again whenever an expansion is used.
 NEAR = 0.25
+# Names in the file of the point of the influences, and of these.
+_INFLUENCE = "about", "influence"
 
 
 @dataclasses.dataclass(eq=False)
@@ -31,6 +33,8 @@ class ExpansionCache:
     known: list[tuple[Float[np.ndarray, " d"], Taylor]] = dataclasses.field(default_factory=list)
     # Terms of third and fourth order, by the bytes of these points; in memory only.
     higher: dict[bytes, FourthOrder] = dataclasses.field(default_factory=dict)
+    # A point and the influence of each row about it (see `subsamples.py`), where it was needed.
+    influence: tuple[Float[np.ndarray, " d"], Float[np.ndarray, " N"]] | None = None
 
     def near(self, point: Float[np.ndarray, " d"]) -> tuple[np.ndarray, Taylor] | None:
         """The nearest known point with its expansion; None if it is too far."""
@@ -43,9 +47,26 @@ class ExpansionCache:
     def add(self, centre: Float[np.ndarray, " d"], taylor: Taylor) -> None:
         """Store an expansion."""
         self.known.append((centre, taylor))
+        self._write()
+
+    def influence_near(self, centre: Float[np.ndarray, " d"], taylor: Taylor) -> Float[np.ndarray, " N"] | None:
+        """The known influence of each row, if it is about a point no farther from the centre than draws are."""
+        self._read()
+        if self.influence is None or taylor.distances(centre - self.influence[0]) > len(centre):
+            return None
+        return self.influence[1]
+
+    def add_influence(self, centre: Float[np.ndarray, " d"], influence: Float[np.ndarray, " N"]) -> None:
+        """Store the influence of each row about a point."""
+        self.influence = centre, influence
+        self._write()
+
+    def _write(self) -> None:
         if self.file is None:
             return
         arrays = {f"{name}{i}": x for i, (c, t) in enumerate(self.known) for name, x in _named(c, t).items()}
+        if self.influence is not None:
+            arrays |= dict(zip(_INFLUENCE, self.influence, strict=True))
         write_arrays(self.file, arrays)
 
     def _read(self) -> None:
@@ -55,6 +76,9 @@ class ExpansionCache:
             for i in range(sum(name.startswith("centre") for name in arrays)):
                 taylor = Taylor(float(arrays[f"value{i}"]), arrays[f"gradient{i}"], arrays[f"hessian{i}"])
                 self.known.append((arrays[f"centre{i}"], taylor))
+            if all(name in arrays for name in _INFLUENCE):
+                about, influence = (arrays[name] for name in _INFLUENCE)
+                self.influence = about, influence
 
 
 def write_arrays(file: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -32,7 +32,8 @@ class ExpansionsCache:
     file: Path | None = None
     # The expansions, each of all shards about one point.
     known: list[Taylors] = dataclasses.field(default_factory=list)
-    # The sums of outer products at the first of these points.
+    # The sums of outer products at the first of these points: they change little over half a standard deviation of a
+    # shard, which is many of the posterior's.
     products: Float[np.ndarray, "B d d"] | None = None
     # Terms of third and fourth order of the sums over shards, by the bytes of these points.
     higher: dict[bytes, FourthOrder] = dataclasses.field(default_factory=dict)
@@ -59,11 +60,13 @@ class ExpansionsCache:
         return made
 
     def spread(self, each: Subposteriors, one: Taylors) -> Float[np.ndarray, "B d d"]:
-        """The sums of outer products at the point of known expansions."""
-        if one is not self.known[0]:
+        """The sums of outer products at the point of known expansions, or at one that is as near for every shard."""
+        first = self.known[0]
+        away = one.centre[0] - first.centre[0]
+        if np.max(np.abs(np.einsum("i,bij,j->b", away, first.hessian, away, optimize=True))) > NEAR:
             return _spread(each, one)
         if self.products is None:
-            self.products = _spread(each, one)
+            self.products = _spread(each, first)
             self._write()
         return self.products
 
@@ -96,7 +99,7 @@ class ExpansionsCache:
                 if f"third{i}" in arrays:
                     more = FourthOrder(*(arrays[f"{name}{i}"] for name in FourthOrder._fields))
                     self.higher[one.centre[0].tobytes()] = more
-            self.products = dict(arrays).get("products")
+            self.products = arrays.get("products")
 
 
 def _spread(each: Subposteriors, one: Taylors) -> Float[np.ndarray, "B d d"]:

@@ -27,11 +27,21 @@ _NODES, _FEWER_NODES = {1: 9, 2: 7, 3: 5}, {1: 5, 2: 4, 3: 3}
 # Nodes about known moments where groups have many rows: these integrals serve for what Taylor expansions of the same
 # integrals leave over, and errors that both have cancel. Judgement.
 _FEWEST_NODES = {1: 3, 2: 3, 3: 3}
+# Nodes for the moments of skewed effects, by the number of effects: how many sds they reach, and how many there are for
+# each. Skewness and kurtosis are those of tails, which the nodes of the integral do not reach. Judgement: with them the
+# mean and sd of a gamma variable of shape 1 follow from its logarithm within 1 %, from 9 nodes of the integral within
+# 11 %.
+_EVEN = {1: (7.0, 24), 2: (4.5, 10), 3: (4.0, 8)}
+# Nodes that judge the others, by the number of effects: how many sds they reach, and how many there are. Judgement: the
+# trapezoidal rule with a spacing of one sd has a relative error of 1e-8 for a Gaussian.
+_WIDE = {1: (8.0, 40), 2: (6.5, 16), 3: (6.0, 12)}
 # Nodes per coordinate of a finer rule, which tells the error of the usual one. Judgement: twice as many, or nearly.
 _FINER_NODES = {1: 21, 2: 13, 3: 9}
 # Draws in more dimensions, and for the finer rule. Judgement: with 256 the integral of a group of few binary rows in
 # five dimensions is known to about 0.01, and alike for nearby φ.
 _DRAWS, _FINER_DRAWS = 256, 4096
+# Effects of one level up to which nodes are a grid; for more they are draws. Judgement: 125 nodes for three.
+MOST_ON_A_GRID = 3
 # Most Newton steps for the modes, and the gradient, in units of the group's own sd, at which a group has arrived. The
 # nodes need not be centred exactly: a tenth of an sd changes the integral by less than its own error. Judgement.
 _MOST_STEPS, _NEAR = 40, 0.05
@@ -107,6 +117,44 @@ def moments(weights: Any, z: Any) -> tuple[Any, Any]:
     return mean, jnp.stack(entries, axis=1)
 
 
+def shapes(weights: Any, z: Any, mean: Any, root: Any) -> Any:
+    """Skewness and excess kurtosis of C⁻¹(z − mean) by coordinate, (L, s, 2), with C as `moments` gives it."""
+    entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(z.shape[-1]))}
+    white: list[Any] = []
+    for i in range(z.shape[-1]):
+        rest = z[..., i] - mean[:, i] - sum(entries[i, j] * white[j] for j in range(i))
+        white.append(rest * jnp.exp(-entries[i, i]))
+    y = jnp.stack(white, axis=-1)
+    third, fourth = (jnp.sum(weights[..., None] * y**power, axis=0) for power in (3, 4))
+    return jnp.stack([third, fourth - 3], axis=-1)
+
+
+def wide_nodes(mean: Any, root: Any) -> Nodes:
+    """Many equidistant nodes about given means, far into the tails, to judge the others by."""
+    return _equidistant(mean, root, wide_scores(mean.shape[1]))
+
+
+def even_nodes(mean: Any, root: Any) -> Nodes:
+    """Equidistant nodes about given means, for the moments of skewed effects; constants for JAX's derivatives."""
+    bound, count = _EVEN[mean.shape[1]]
+    return jax.tree.map(jax.lax.stop_gradient, _equidistant(mean, root, np.linspace(-bound, bound, count)))
+
+
+def _equidistant(mean: Any, root: Any, scores: np.ndarray) -> Nodes:
+    """The nodes of the trapezoidal rule."""
+    s = mean.shape[1]
+    y = np.array(list(itertools.product(scores, repeat=s)))
+    entries = root_entries(root, s)
+    log_volume = s * np.log(scores[1] - scores[0]) + sum(jnp.log(entries[i, i]) for i in range(s))
+    return Nodes(mean + _spread(entries, y), jnp.broadcast_to(log_volume, (len(y), len(mean))))
+
+
+def wide_scores(s: int) -> np.ndarray:
+    """The coordinates of wide nodes, in sds from the mean."""
+    bound, count = _WIDE[s]
+    return np.linspace(-bound, bound, count)
+
+
 def root_entries(root: Any, s: int) -> dict[tuple[int, int], Any]:
     """C by row and column, (L,) each, from what `moments` gives."""
     entries = {(i, j): root[:, t] for t, (i, j) in enumerate(_triangle(s))}
@@ -136,7 +184,7 @@ def joint_at(joint: Joint, nodes: Nodes) -> Any:
 @functools.cache
 def _rule(s: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes (Q, s) and log weights (Q,), the latter for a density that is not divided by exp(−xᵀx)."""
-    if s not in _NODES:
+    if s > MOST_ON_A_GRID:
         x = base_draws(count, s, (s,)) / np.sqrt(2.0)
         return x, np.sum(x**2, axis=1) + 0.5 * s * np.log(np.pi) - np.log(count)
     x, w = np.polynomial.hermite.hermgauss(count)
@@ -165,7 +213,8 @@ class _Search(NamedTuple):
     steps: Any
     z: Any
     value: Any
-    gradient: Any
+    # The Newton step from there.
+    step: Any
     curvature: Any
     # Part of a Newton step that is taken next, by group.
     part: Any
@@ -174,21 +223,18 @@ class _Search(NamedTuple):
 
 def _modes(joint: Joint, prior: Joint, start: Any) -> tuple[Any, Any]:
     """The mode of each group, and minus the Hessian there."""
-    z = start
-    for _ in range(_STEPS_OF_PRIOR):
-        _, gradient, hessian = expanded(prior, z)
-        z = z + _solved(_cholesky(-hessian), gradient)
 
-    def state(steps: Any, z: Any, found: Any, part: Any) -> _Search:
-        value, gradient, hessian = found
-        step = _solved(_cholesky(-hessian), gradient)
-        arrived = jnp.abs(jnp.sum(gradient * step, axis=1)) < _NEAR**2
-        return _Search(steps, z, value, gradient, -hessian, part, arrived)
+    def towards_prior(_: Any, z: Any) -> Any:
+        _, gradient, hessian = expanded(prior, z)
+        return z + _solved(_cholesky(-hessian), gradient)
 
     def go(old: _Search) -> _Search:
-        step = _solved(_cholesky(old.curvature), old.gradient)
-        z = old.z + old.part[:, None] * step
-        new = state(old.steps + 1, z, expanded(joint, z), jnp.minimum(old.part * _SHORTER, 1.0))
+        z = old.z + old.part[:, None] * old.step
+        value, gradient, hessian = expanded(joint, z)
+        step = _solved(_cholesky(-hessian), gradient)
+        arrived = jnp.abs(jnp.sum(gradient * step, axis=1)) < _NEAR**2
+        part = jnp.minimum(old.part * _SHORTER, 1.0)
+        new = _Search(old.steps + 1, z, value, step, -hessian, part, arrived)
         # The last comparison is False for NaN.
         better = new.value >= old.value - _NEAR**2
         shorter = old._replace(steps=new.steps, part=old.part / _SHORTER)
@@ -196,8 +242,19 @@ def _modes(joint: Joint, prior: Joint, start: Any) -> tuple[Any, Any]:
         kept = jax.tree.map(lambda a, b: jnp.where(_like(old.arrived, a), a, b), old, chosen)
         return kept._replace(steps=new.steps)
 
-    first = state(jnp.zeros((), jnp.int32), z, expanded(joint, z), jnp.ones(z.shape[0], z.dtype))
-    end = jax.lax.while_loop(lambda now: (now.steps < _MOST_STEPS) & ~jnp.all(now.arrived), go, first)
+    # Loops, and a first step of 0 from a value below any other, so that each density is compiled once.
+    z = jax.lax.fori_loop(0, _STEPS_OF_PRIOR, towards_prior, start)
+    groups, s = z.shape
+    first = _Search(
+        jnp.zeros((), jnp.int32),
+        z,
+        jnp.full(groups, -jnp.inf, z.dtype),
+        jnp.zeros_like(z),
+        jnp.zeros((groups, s, s), z.dtype),
+        jnp.ones(groups, z.dtype),
+        jnp.zeros(groups, bool),
+    )
+    end = jax.lax.while_loop(lambda now: (now.steps <= _MOST_STEPS) & ~jnp.all(now.arrived), go, first)
     return end.z, end.curvature
 
 

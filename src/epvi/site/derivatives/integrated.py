@@ -11,6 +11,7 @@ lies in one shard; the prior of φ, which shards share, is that of the target.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,17 +22,21 @@ import numpy as np
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.group_effects import GroupEffects
 from epvi.site.derivatives.by_level import LevelProgram, Places, trace_by_level
+from epvi.site.derivatives.effect_audit import audit_of
 from epvi.site.derivatives.effect_draws import draw_effects, integral_errors
 from epvi.site.derivatives.groups import Groups, own
 from epvi.site.derivatives.integral import (
+    MOST_ON_A_GRID,
     Joint,
     Nodes,
+    even_nodes,
     finer_nodes_of,
     joint_at,
     log_integrals,
     moments,
     nodes_about,
     nodes_of,
+    shapes,
 )
 from epvi.site.derivatives.through_marginal import LinkedMarginal, linked_marginal
 from epvi.site.model.model import Model
@@ -98,6 +103,7 @@ class Marginal:
             counted=COUNT,
             conditional=self.conditional,
             conditional_values=self.conditional_values,
+            audit=self.audit,
             links=self.links,
             draw_effects=self.draw_effects,
             integral_errors=self.integral_errors,
@@ -182,11 +188,14 @@ class Marginal:
 
     @functools.cached_property
     def conditional(self) -> Any:
-        """The function of φ and a block that gives slopes and values of the moments of the groups' effects given φ."""
+        """The function of φ and a block that gives moments of the groups' effects given φ, and slopes of the first two.
+
+        Slopes of mean and root, and values of mean, root and shape.
+        """
 
         def plain(phi: Any, block: Block) -> tuple[Any, Any]:
             made = self._moments(phi, Groups(block))
-            return made, made
+            return made[:2], made[:3]
 
         def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
             with promotion_allowed():
@@ -194,24 +203,25 @@ class Marginal:
                 if linked is None:
                     return jax.jacfwd(plain, has_aux=True)(phi, block)
                 groups = Groups(block)
-                joint, nodes = self.at(phi, groups)
-                weights = jax.nn.softmax(joint_at(joint, nodes), axis=0)
+                nodes, logs = self._for_moments(phi, groups)[:2]
+                weights = jax.nn.softmax(logs, axis=0)
                 away = linked.gradients(phi, groups, nodes)
                 moved = weights[..., None] * (away - jnp.einsum("ql,qlp->lp", weights, away))
                 values, along = jax.linearize(lambda weights: moments(weights, nodes.z), weights)
-                return jax.vmap(along, -1, -1)(moved), values
+                return jax.vmap(along, -1, -1)(moved), (*values, shapes(weights, nodes.z, *values))
 
         return jax.jit(conditional)
 
     @functools.cached_property
     def conditional_values(self) -> Any:
-        """The function of several φ (S, p) and a block that gives these moments at each, without slopes."""
+        """The function of several φ (S, p) and a block that gives these moments at each, and the log integrals."""
 
-        def values(phi: Any, block: Block) -> tuple[Any, Any]:
+        def values(phi: Any, block: Block) -> tuple[Any, ...]:
             with promotion_allowed():
                 groups = Groups(block)
-                at_once = max(_ROWS_AT_ONCE // groups.num_rows, 1)
-                return jax.lax.map(lambda one: self._moments(one, groups), phi, batch_size=min(at_once, phi.shape[0]))
+                # A divisor of the number of points: the rest would be a second program.
+                at_once = math.gcd(2 ** int(math.log2(max(_ROWS_AT_ONCE // groups.num_rows, 1))), phi.shape[0])
+                return jax.lax.map(lambda one: self._moments(one, groups), phi, batch_size=at_once)
 
         return jax.jit(values)
 
@@ -225,10 +235,29 @@ class Marginal:
         """The function of several φ (S, p) and a block that gives the error of the sum of its log integrals at each."""
         return jax.jit(functools.partial(integral_errors, self))
 
-    def _moments(self, phi: Any, groups: Groups) -> tuple[Any, Any]:
-        """Mean and root of the covariance of the groups' effects given φ."""
+    def _moments(self, phi: Any, groups: Groups) -> tuple[Any, Any, Any, Any]:
+        """Mean, root of the covariance and shape of the groups' effects given φ, and the log integrals."""
+        nodes, logs, log_integral = self._for_moments(phi, groups)
+        weights = jax.nn.softmax(logs, axis=0)
+        mean, root = moments(weights, nodes.z)
+        return mean, root, shapes(weights, nodes.z, mean, root), log_integral
+
+    def _for_moments(self, phi: Any, groups: Groups) -> tuple[Nodes, Any, Any]:
+        """Nodes and the joint density there, for moments; and the log integrals by the nodes of the integral."""
         joint, nodes = self.at(phi, groups)
-        return moments(jax.nn.softmax(joint_at(joint, nodes), axis=0), nodes.z)
+        if groups.many or self.places.per_level > MOST_ON_A_GRID:
+            logs = joint_at(joint, nodes)
+            return nodes, logs, jax.nn.logsumexp(logs, axis=0)
+        # Where the even nodes are is a constant for derivatives.
+        logs = joint_at(self.joint(jax.lax.stop_gradient(phi), groups)[0], nodes)
+        log_integral = jax.nn.logsumexp(logs, axis=0)
+        nodes = even_nodes(*moments(jax.nn.softmax(logs, axis=0), nodes.z))
+        return nodes, joint_at(joint, nodes), log_integral
+
+    @functools.cached_property
+    def audit(self) -> Any:
+        """The function that judges approximate conditional distributions of effects: see `effect_audit.py`."""
+        return audit_of(self)
 
     def _foreseen(self, phi: Any, groups: Groups) -> Nodes:
         """The nodes from moments that are known near φ, without a search for the modes."""

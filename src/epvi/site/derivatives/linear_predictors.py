@@ -89,10 +89,11 @@ class Predictors:
         gathers = (cut for cut in self.cuts if isinstance(cut, GatherCut))
         return {code: cut.indices(values, code) for cut in gathers for codes in cut.codes for code in codes}
 
-    def weights(self, theta: Any) -> list[Any]:
-        """The coefficients W_j, (V_j, C_j)."""
+    def weights(self, theta: Any, known: Mapping[int, Any] | None = None) -> list[Any]:
+        """The coefficients W_j, (V_j, C_j); `known` are values of θ that need not be computed again."""
         wanted = [number for cut in self.cuts for number in cut.of_theta]
-        values = dict(zip(wanted, self.program.run({self.program.theta: theta}, wanted), strict=True))
+        given = {self.program.theta: theta, **(known or {})}
+        values = dict(zip(wanted, self.program.run(given, wanted), strict=True))
         return [cut.coefficients(values) for cut in self.cuts]
 
     def run(self, etas: Sequence[Any], theta: Any, block: Mapping[str, Any], wanted: Sequence[Any]) -> list[Any]:

@@ -99,14 +99,14 @@ class Programs(Held):
 
     def rows(self) -> Callable:
         """Per point and row of a block: the log likelihood, (K, n)."""
-        return self._once("rows", jax.vmap(self.target.log_likelihood, (0, None)))
+        return self.once("rows", jax.vmap(self.target.log_likelihood, (0, None)))
 
     def by_part(self, count: int, size: int) -> Callable:
         """Per point: weighted sums of the rows' log likelihoods, (K, count + 1).
 
         They are over each of `count` consecutive parts of `size` rows, and over all rows behind these.
         """
-        return self._once(("by part", count, size), functools.partial(by_part, self.target, count, size))
+        return self.once(("by part", count, size), functools.partial(by_part, self.target, count, size))
 
     def scores(self, block: Mapping[str, Any] | None) -> Pass:
         """Per point: the sum over rows of the outer products of their score vectors, (d, d); without the prior."""
@@ -123,18 +123,18 @@ class Programs(Held):
 
         The curvature is the second-order term of the row's expansion about the centre, the remainder what is left over.
         """
-        return self._once("remainders", functools.partial(remainders, self.target))
+        return self.once("remainders", functools.partial(remainders, self.target))
 
     def at_one_point(self) -> Callable:
         """At one point θ: log prior, its directional derivative along θ, and the log likelihoods of a block's rows."""
-        return self._once("at one point", self._at_one_point)
+        return self.once("at one point", self._at_one_point)
 
     def _at_one_point(self, point: Any, block: Any) -> Any:
         return *jax.jvp(self.target.log_prior, (point,), (point,)), self.target.log_likelihood(point, block)
 
     def outside(self) -> Callable:
         """The number of rows of a block with an observed value outside the support of its distribution."""
-        return self._once("outside", self._outside)
+        return self.once("outside", self._outside)
 
     def _outside(self, block: dict[str, Any], weights: Any) -> dict[str, Any]:
         bad = self.target.outside(block)
@@ -153,7 +153,7 @@ class Programs(Held):
             return
         check = functools.partial(first_outside, self._program(block), indices)
         with jax.enable_x64(True):
-            rows, codes = map(np.asarray, self._once(("indices", kind), check)(block, weights))
+            rows, codes = map(np.asarray, self.once(("indices", kind), check)(block, weights))
         first = int(np.argmin(rows))
         if rows[first] < len(weights):
             raise EpviError(indices[first].refusal(begin + int(rows[first]), int(codes[first])))
@@ -206,7 +206,7 @@ class Programs(Held):
                 self._flat[kind] = flattened(self.target.log_likelihood, theta, shapes)
         return self._flat[kind]
 
-    def _once(self, name: Any, function: Callable, *, donated: int | None = None) -> Callable:
+    def once(self, name: Any, function: Callable, *, donated: int | None = None) -> Callable:
         """The compiled function of this name; `donated` is the argument whose memory its result may take."""
         # `setdefault` is atomic, so that two threads get the same function.
         if name not in self._made:
@@ -219,10 +219,10 @@ class Programs(Held):
         meant = _as_it_is
         if linked is not None and block is not None:
             # The conversion of sums to θ does not depend on the number of rows of a block.
-            meant = self._once(("meant", order, kind_of(block, 0)), jax.vmap(functools.partial(linked.curve, order)))
+            meant = self.once(("meant", order, kind_of(block, 0)), jax.vmap(functools.partial(linked.curve, order)))
         zero, add = functools.partial(self._zero, order, linked), functools.partial(self._add, order, linked)
         finish = functools.partial(self._finish, order, meant)
-        return Pass(zero, self._once(("add", order, key), add, donated=0), finish)
+        return Pass(zero, self.once(("add", order, key), add, donated=0), finish)
 
     def zero(self, order: Order, block: Mapping[str, Any], num_points: int) -> Any:
         """The sums over no rows."""
@@ -241,7 +241,7 @@ class Programs(Held):
         (or None) gives sums with leading axes (C, q).
         """
         function = functools.partial(self._together, order, self.linked(block, order), size)
-        return self._once(("together", order, size, kind_of(block, 0)), function)
+        return self.once(("together", order, size, kind_of(block, 0)), function)
 
     def _together(
         self,
@@ -275,7 +275,7 @@ class Programs(Held):
             made = _added(rows, prior)
             return (made,) if order is Order.VALUE else made
 
-        return self._once(("finished", order, kind), jax.vmap(one))
+        return self.once(("finished", order, kind), jax.vmap(one))
 
     def _add(
         self,
@@ -311,7 +311,7 @@ class Programs(Held):
     def _finish(self, order: Order, meant: Callable, total: Any, theta: Any, prior: PriorPart) -> Any:
         if order is Order.SCORES:
             return meant(total, theta)
-        return self._once(("prior", order), functools.partial(self._prior, order))(meant(total, theta), theta, prior)
+        return self.once(("prior", order), functools.partial(self._prior, order))(meant(total, theta), theta, prior)
 
     def _prior(self, order: Order, total: Any, theta: Any, prior: PriorPart) -> Any:
         def log_density(point: Any) -> Any:

@@ -10,10 +10,9 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
@@ -44,6 +43,17 @@ _PART_WINDOW = 2**13
 _UNDER_WAY = 8
 
 
+class _Pass(NamedTuple):
+    """What a pass of one order of derivatives uses, looked up once."""
+
+    # The linear predictors, if derivatives of this order can be computed through them.
+    linked: Any
+    # The sums over no rows, at one point.
+    zero: Any
+    # The compiled sums over the rows of a window.
+    sums: Callable
+
+
 @dataclasses.dataclass(eq=False)
 class Subposteriors:
     """The subposteriors of B shards."""
@@ -66,6 +76,10 @@ class Subposteriors:
     passes: Int[np.ndarray, " B"] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     # The time that passes took, of all shards.
     seconds: float = 0.0
+    # What passes use, by the order of their derivatives.
+    _passes: dict[Order, _Pass] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    # The compiled functions of sums and points to derivatives, by order, of rows and of the prior alone.
+    _finished: dict[tuple[Order, bool], Callable] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not len(self.passes):
@@ -141,7 +155,7 @@ class Subposteriors:
         theta = np.broadcast_to(point, (self.num_shards, 1, self.dim))
         sums = self._sums(Order.SCORES, theta, np.arange(self.num_shards))
         flat = jax.tree.map(lambda part: part[:, 0], sums)
-        return self._with_prior(Order.SCORES, flat, theta[:, 0], self.shares, self.linked(Order.SCORES))[0]
+        return self._with_prior(Order.SCORES, flat, theta[:, 0], self.shares)[0]
 
     def only(self, shards: Int[np.ndarray, " b"]) -> "Subposteriors":
         """The shares of the prior of some shards, without rows."""
@@ -150,7 +164,7 @@ class Subposteriors:
 
     def prior_values(self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]) -> Float[np.ndarray, " P"]:
         """The values of the shares of the prior."""
-        return self._with_prior(Order.VALUE, np.zeros(len(theta)), theta, self.shares[owner], None)[0]
+        return self._with_prior(Order.VALUE, np.zeros(len(theta)), theta, self.shares[owner], alone=True)[0]
 
     def prior_alone(self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]) -> tuple[np.ndarray, ...]:
         """Value, gradient and Hessian of the shares of the prior."""
@@ -162,23 +176,22 @@ class Subposteriors:
 
     def _prior_parts(self, theta: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, ...]:
         nothing = [np.zeros((len(theta), *shape)) for shape in Order.FULL.shapes(self.dim)]
-        return self._with_prior(Order.FULL, tuple(nothing), theta, shares, None)
+        return self._with_prior(Order.FULL, tuple(nothing), theta, shares, alone=True)
 
     def prior_gradients(
         self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]
     ) -> Float[np.ndarray, "P d"]:
         """The gradients of the shares of the prior."""
         nothing = [np.zeros((len(theta), *shape)) for shape in Order.GRADIENT.shapes(self.dim)]
-        return self._with_prior(Order.GRADIENT, tuple(nothing), theta, self.shares[owner], None)[1]
+        return self._with_prior(Order.GRADIENT, tuple(nothing), theta, self.shares[owner], alone=True)[1]
 
     def _evaluated(self, order: Order, theta: np.ndarray, owner: np.ndarray) -> tuple[np.ndarray, ...]:
         start = time.perf_counter()
         sums = self._sums(order, theta, owner)
         p, q, d = theta.shape
-        linked = self.linked(order)
         flat = jax.tree.map(lambda part: part.reshape(p * q, *part.shape[2:]), sums)
         shares = np.repeat(self.shares[owner], q)
-        made = self._with_prior(order, flat, theta.reshape(p * q, d), shares, linked)
+        made = self._with_prior(order, flat, theta.reshape(p * q, d), shares)
         self.count_pass(np.unique(owner))
         self.seconds += time.perf_counter() - start
         return tuple(part.reshape(p, q, *part.shape[1:]) for part in made)
@@ -190,11 +203,18 @@ class Subposteriors:
 
     def linked(self, order: Order) -> Any:
         """The linear predictors of the rows, if derivatives of this order can be computed through them."""
-        return self.programs.linked(self.block, order)
+        return self._pass(order).linked
+
+    def _pass(self, order: Order) -> _Pass:
+        if order not in self._passes:
+            programs, block = self.programs, self.block
+            sums = programs.together(order, block, self.windows.block)
+            self._passes[order] = _Pass(programs.linked(block, order), programs.zero(order, block, 1), sums)
+        return self._passes[order]
 
     def in_theta(self, order: Order, sums: Any, theta: Float[np.ndarray, "P d"]) -> tuple[np.ndarray, ...]:
         """Derivatives of log likelihoods with respect to θ, from sums over rows through linear predictors."""
-        return self._with_prior(order, sums, theta, np.zeros(len(theta)), self.linked(order))
+        return self._with_prior(order, sums, theta, np.zeros(len(theta)))
 
     @functools.cached_property
     def block(self) -> Columns:
@@ -205,12 +225,11 @@ class Subposteriors:
     def _sums(self, order: Order, theta: np.ndarray, owner: np.ndarray) -> Any:
         """Sums over each shard's rows, with leading axes (P, q)."""
         p, q, d = theta.shape
-        zero = self.programs.zero(order, self.block, 1)
+        _, zero, program = self._pass(order)
         # Points and sums are both held.
         numbers = q * max(sum(part.size for part in jax.tree.leaves(zero)), d)
         most = 2 ** int(np.log2(min(max(_MOST_SUMS // numbers, 1), _MOST_POINTS)))
         total = jax.tree.map(lambda part: np.zeros((p, q, *part.shape[1:])), zero)
-        program = self.programs.together(order, self.block, self.windows.block)
 
         def run(call: Call) -> Any:
             points = np.zeros((most, q, d))
@@ -227,8 +246,19 @@ class Subposteriors:
 
     def window(self, call: Call) -> tuple[Columns, np.ndarray | None]:
         """The window of rows of a call, and their weights if rows have some."""
-        by_row = None if self.by_row is None else self.windows.rows(self.by_row, call.first)
-        return self.windows.cut(self.rows, call.first), by_row
+        if self.windows.num_rows <= self.windows.window:
+            return self._only_window
+        return self._cut(call.first)
+
+    def _cut(self, first: int) -> tuple[Columns, np.ndarray | None]:
+        by_row = None if self.by_row is None else self.windows.rows(self.by_row, first)
+        return self.windows.cut(self.rows, first), by_row
+
+    @functools.cached_property
+    def _only_window(self) -> Any:
+        """The window of all rows, which passes share: a search on a subsample takes many."""
+        with jax.enable_x64(True):
+            return jax.device_put(self._cut(0))
 
     def over_windows(self, total: Any, owner: np.ndarray, most: int, run: Callable[[Call], Any]) -> Any:
         """Add what a program gives for each call to the total, whose leading axis is that of the points."""
@@ -252,29 +282,36 @@ class Subposteriors:
         return total
 
     def _with_prior(
-        self, order: Order, sums: Any, theta: np.ndarray, shares: np.ndarray, linked: Any
+        self, order: Order, sums: Any, theta: np.ndarray, shares: np.ndarray, *, alone: bool = False
     ) -> tuple[np.ndarray, ...]:
-        """Log p_m and its derivatives from sums over the rows, in batches of points."""
-        program = self.programs.finished(order, None if linked is None else kind_of(self.block, 0), linked)
+        """Log p_m and its derivatives from sums over the rows, in batches of points; or those of the prior alone."""
+        program = self._finish(order, alone)
         begin, shapes = 0, order.shapes(self.dim)
         made = tuple(np.empty((len(theta), *shape)) for shape in shapes)
         numbers = sum(map(math.prod, shapes))
         sizes = _VALUES_TOGETHER if order is Order.VALUE else _TOGETHER
         known = [size for size in sizes if size == 1 or size * numbers <= _MOST_DERIVATIVES]
+        leaves, tree = jax.tree.flatten((sums, theta, shares))
         with jax.enable_x64(True), promotion_allowed():
             while begin < len(theta):
                 left = len(theta) - begin
                 size = known[-1] if left > known[-1] // 2 else max(n for n in known if n <= left)
                 part = slice(begin, min(begin + size, len(theta)))
-                parts = (jax.tree.map(lambda x, part=part: x[part], one) for one in (sums, theta, shares))
-                filled = (jax.tree.map(functools.partial(_filled, size), one) for one in parts)
+                filled = jax.tree.unflatten(tree, [_filled(size, leaf[part]) for leaf in leaves])
                 for whole, x in zip(made, program(*filled), strict=True):
                     whole[part] = np.asarray(x)[: part.stop - part.start]
                 begin = part.stop
         return made
 
+    def _finish(self, order: Order, alone: bool) -> Callable:
+        if (order, alone) not in self._finished:
+            linked = None if alone else self.linked(order)
+            kind = None if linked is None else kind_of(self.block, 0)
+            self._finished[order, alone] = self.programs.finished(order, kind, linked)
+        return self._finished[order, alone]
 
-def _filled(size: int, part: np.ndarray) -> Any:
+
+def _filled(size: int, part: np.ndarray) -> np.ndarray:
     """The array with its last entry repeated up to this length."""
     short = size - len(part)
-    return jnp.asarray(part if not short else np.concatenate([part, np.repeat(part[-1:], short, axis=0)]))
+    return part if not short else np.concatenate([part, np.repeat(part[-1:], short, axis=0)])

@@ -108,6 +108,19 @@ class Linked:
         scales = _scales(parts, slopes, bends, weights)
         return layout.add(total, at, value, scales, matrices, self.found.codes(values))
 
+    def bends(self, point: Any, block: Any, shifts: Any) -> Any:
+        """φ'' of every row at shifts (S, p) of the values u that it depends on at a point, (S, n, p, p).
+
+        Shifts are in units of one plus the spread of each value over the rows.
+        """
+        values = self.found.of_rows(block)
+        matrices = {j: x.astype(self.dtype) for j, x in self.found.matrices(values).items()}
+        etas, axes = self.etas(point, values, matrices), jnp.eye(self.width, dtype=self.dtype)
+        moved, _ = self._shifts(etas, point.astype(self.dtype), block)
+        unit = 1 + jnp.max(jnp.stack([jnp.std(eta) for eta in etas]))
+        found = jax.vmap(_along(_along(moved, axes), axes))((unit * shifts).astype(self.dtype))
+        return jnp.moveaxis(found, 3, 1)
+
     def zero_average(self, order: Order, num_shards: int, num_points: int) -> Sums:
         """The sums over no rows of `add_average`."""
         return self.zero(order, num_shards)._replace(value=np.zeros((num_shards, num_points)))

@@ -20,6 +20,7 @@ from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.cuts import MatrixCut
 from epvi.site.derivatives.linear_predictors import Predictors
 from epvi.site.derivatives.order import Order
+from epvi.site.derivatives.second_pattern import Pattern, free_of, of_product, patterns
 from epvi.site.derivatives.separability import is_separate
 
 # Most coordinates of θ that the likelihood may use directly: each takes a derivative of all rows. Judgement.
@@ -118,16 +119,44 @@ class Wide:
     def curve(self, order: Order, sums: WideSums, point: Any) -> tuple[Any, ...]:
         """Value, gradient and Hessian with respect to θ, from sums over all rows."""
         slope = jnp.concatenate([jnp.ravel(sums.weights.T), sums.beside])
-        jacobian = jax.jacfwd(self._coefficients)(point)
         if order is Order.GRADIENT:
-            return sums.value, jacobian.T @ slope
-        bent = jax.hessian(lambda theta: slope @ self._coefficients(theta))(point)
-        return sums.value, jacobian.T @ slope, self._through(jacobian, sums) + bent
+            return sums.value, jax.vjp(self._coefficients, point)[1](slope)[0]
+        jacobian = self._jacobian(point)
+        return sums.value, jacobian.T @ slope, self._through(jacobian, sums) + self._bent(slope, point)
 
-    def _coefficients(self, theta: Any) -> Any:
-        """ψ(θ): the columns of W in sequence, and θ_S."""
-        (w,) = self.exact.weights(theta)
+    def _coefficients(self, theta: Any, known: Mapping[int, Any] | None = None) -> Any:
+        """ψ(θ): the columns of W in sequence, and θ_S; `known` are values of θ that need not be computed again."""
+        (w,) = self.exact.weights(theta, known)
         return jnp.concatenate([jnp.ravel(w.T), theta[self.found.coordinates]])
+
+    @functools.cached_property
+    def _patterns(self) -> dict[int, Pattern]:
+        """Which derivatives of the values that W is computed from can be different from zero."""
+        return patterns(self.exact.program, self.exact.cuts[0].of_theta)
+
+    @functools.cached_property
+    def _curved(self) -> Any:
+        """Coordinates of θ: ψ is linear in all others together."""
+        return of_product([self._patterns[number] for number in self.exact.cuts[0].of_theta]).curved
+
+    def _jacobian(self, point: Any) -> Any:
+        """∂ψ/∂θ, (p, d): along the curved coordinates and along the others, each while the rest of W is known."""
+        d, program = len(point), self.exact.program
+        made = jnp.zeros((d, len(self._coefficients(point))))
+        for along in (self._curved, np.setdiff1d(np.arange(d), self._curved)):
+            if len(along):
+                free = free_of(self._patterns, along)
+                known = dict(zip(free, program.run({program.theta: point}, free), strict=True))
+                made = made.at[along].set(_along(functools.partial(self._coefficients, known=known), point, along))
+        return made.T
+
+    def _bent(self, slope: Any, point: Any) -> Any:
+        """The Hessian of slope · ψ(θ), which is zero where no curved coordinate takes part."""
+        bent = jnp.zeros((len(point), len(point)))
+        if not len(self._curved):
+            return bent
+        rows = _along(jax.grad(lambda theta: slope @ self._coefficients(theta)), point, self._curved)
+        return bent.at[self._curved].set(rows).at[:, self._curved].set(rows.T)
 
     def _through(self, jacobian: Any, sums: WideSums) -> Any:
         """Jᵀ H J for the Hessian H with respect to ψ, of which only the blocks of each column of W are not zero."""
@@ -138,6 +167,12 @@ class Wide:
         crossed = jnp.reshape(columns, (c * v, d)).T @ jnp.reshape(along, (c * v, d))
         mixed = jnp.einsum("cvd,vcs->sd", columns, sums.mixed)
         return crossed + beside.T @ (mixed + sums.curvature_beside @ beside)
+
+
+def _along(function: Any, point: Any, coordinates: np.ndarray) -> Any:
+    """The derivatives of a function along some coordinates, (c, ...)."""
+    axes = np.eye(len(point))[coordinates]
+    return jax.vmap(lambda axis: jax.jvp(function, (point,), (axis,))[1])(axes)
 
 
 def is_wide(exact: Predictors, d: int, block: Mapping[str, Any]) -> bool:

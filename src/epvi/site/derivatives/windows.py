@@ -20,6 +20,9 @@ from epvi.site.rows.columns import Columns
 _BESIDES = 32
 # Least number of rows of a block, unless a shard has fewer: with fewer, call overhead dominates. Judgement.
 _LEAST_BLOCK = 128
+# Least window of bundles of groups: programs for few of them are then the same whatever their number, and passes skip
+# what is not used. Judgement: a program takes seconds to compile, and so many bundles little memory.
+_LEAST_WINDOW = 16
 
 
 class Items(NamedTuple):
@@ -64,6 +67,7 @@ class Windows:
 
         Blocks are of the size with which all rows, padded to whole blocks, cost least.
         """
+        window = window if bundle == 1 else max(window, _LEAST_WINDOW)
         most = min(math.ceil(math.log2(largest)), int(math.log2(window)))
         least = min(int(math.log2(max(_LEAST_BLOCK // bundle, 1))), most)
         blocks = 2 ** np.arange(least, most + 1)

@@ -95,7 +95,7 @@ class TrustStep(NamedTuple):
     # The gain that the quadratic model promises, and the gain of the full Newton step.
     promised: Any
     decrement: Any
-    # The least absolute eigenvalue, with damping; 0 if it is not known.
+    # The least absolute eigenvalue, with damping, or a lower bound of it that is as high as was asked for.
     least: Any
 
 
@@ -118,16 +118,21 @@ def by_eigenvalues(gradient: Any, hessian: Any, radius: Any, floor: Any) -> Trus
     return TrustStep(vectors @ coordinates, promised, 0.5 * jnp.sum(along**2 / size), jnp.min(size) + added)
 
 
-def by_cholesky(gradient: Any, hessian: Any, radius: Any, floor: Any) -> TrustStep:
-    """The same; without eigenvalues where the full Newton step is within the radius, as it is near a maximum."""
-    # Eigenvalues of a matrix with unit diagonal are at most D: those above D · floor are above `floor` of the largest.
-    factor = jnp.linalg.cholesky(-hessian - floor * len(hessian) * jnp.eye(len(hessian)))
-    step = jax.scipy.linalg.cho_solve((factor, True), gradient)
+def by_cholesky(gradient: Any, hessian: Any, radius: Any, floor: Any, least: Any) -> TrustStep:
+    """The same; without eigenvalues where the full Newton step is within the radius, as it is near a maximum.
+
+    Only where the curvature is certainly at least `least`: no eigenvalue of −H is below 1 / tr(−H)⁻¹.
+    """
+    identity = jnp.eye(len(hessian))
+    factor = jnp.linalg.cholesky(-hessian)
+    inverse = jax.scipy.linalg.solve_triangular(factor, identity, lower=True)
+    step, bound = inverse.T @ (inverse @ gradient), 1 / jnp.sum(inverse**2)
     gain = 0.5 * gradient @ step
-    inside = jnp.all(jnp.isfinite(factor)) & (jnp.linalg.norm(step) <= radius)
+    # Eigenvalues of a matrix with unit diagonal are at most D: those above D · floor are above `floor` of the largest.
+    known = jnp.all(jnp.isfinite(factor)) & (bound >= jnp.maximum(least, floor * len(hessian)))
     return jax.lax.cond(
-        inside,
-        lambda: TrustStep(step, gain, gain, jnp.zeros_like(gain)),
+        known & (jnp.linalg.norm(step) <= radius),
+        lambda: TrustStep(step, gain, gain, bound),
         lambda: by_eigenvalues(gradient, hessian, radius, floor),
     )
 

@@ -24,7 +24,6 @@ from epvi.site.fit.compiled_steps import (
     State,
     TrustStep,
     by_cholesky,
-    by_eigenvalues,
     prepared,
     units_of,
 )
@@ -93,10 +92,10 @@ class _MeansSearch(NamedTuple):
         def trial(one: _Climb) -> _Climb:
             means = state.means.at[who].set(one.points)
             gradient, hessian, ties = self.model(means, one, who)
-            # One mean has few coordinates, and its least curvature says whether others matter for it.
-            solved = by_eigenvalues if len(who) == 1 else by_cholesky
-            found = solved(gradient, hessian, one.radius, self.limits.floor)
-            tied = jnp.any(ties > INTERACTING * found.least)
+            # The least curvature of a mean says whether others matter for it.
+            least = jnp.max(ties) / INTERACTING
+            found = by_cholesky(gradient, hessian, one.radius, self.limits.floor, least)
+            tied = found.least < least
             enough = jnp.where(tied, jnp.maximum(_NEAR, self.limits.tolerance), self.limits.tolerance)
             waiting = jnp.all(jnp.isfinite(one.f)) & (found.decrement > enough)
             one = one._replace(tied=tied)

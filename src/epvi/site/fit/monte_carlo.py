@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from scipy.special import log_softmax, logsumexp
 
 from epvi.gaussian.mixture import Estimate
@@ -53,6 +53,36 @@ class Drawn(NamedTuple):
         s = self.f.shape[1]
         which = np.arange(s) % (s // 2) < s // 4
         return [self._replace(f=self.f[:, half], logs=self.logs[:, half]) for half in (which, ~which)]
+
+
+class RatioEstimates(NamedTuple):
+    """Monte Carlo estimates of B shards from the log importance ratios of their draws."""
+
+    elbo: Float[np.ndarray, " B"]
+    # Its standard error, over pairs of draws z and −z.
+    error: Float[np.ndarray, " B"]
+    # Log evidence minus ELBO: the KL divergence of the Gaussian from the subposterior.
+    gap: Float[np.ndarray, " B"]
+    # The smaller gap of two halves of the draws, since a single far draw can dominate the evidence of one.
+    least: Float[np.ndarray, " B"]
+
+    @classmethod
+    def of(cls, ratios: Float[np.ndarray, "B s"], doubt: Float[np.ndarray, " B"]) -> "RatioEstimates":
+        """The estimates from draws z, followed by −z, with the average standard errors of their log densities."""
+        half = ratios.shape[1] // 2
+        pairs = 0.5 * (ratios[:, :half] + ratios[:, half:])
+        error = np.hypot(np.std(pairs, axis=1, ddof=1) / np.sqrt(half), doubt)
+        parts = np.stack([_gap(pairs_of) for pairs_of in (ratios[:, _is_first(half)], ratios[:, ~_is_first(half)])])
+        return cls(np.mean(pairs, axis=1), error, _gap(ratios), np.min(parts, axis=0))
+
+
+def _is_first(half: int) -> Bool[np.ndarray, " s"]:
+    """Which draws are in the first half, with antithetic pairs kept together."""
+    return np.tile(np.arange(half) < half // 2, 2)
+
+
+def _gap(ratios: Float[np.ndarray, "B s"]) -> Float[np.ndarray, " B"]:
+    return np.asarray(logsumexp(ratios, axis=1)) - np.log(ratios.shape[1]) - np.mean(ratios, axis=1)
 
 
 def base_draws(rng: np.random.Generator, num_draws: int, d: int) -> Float[np.ndarray, "s d"]:

@@ -3,8 +3,8 @@
 Takes the subposteriors of B shards and starts; gives for each shard where its search ended, and whether it has one mode
 as far as the search shows: a few climbs all went there through concave regions only, or, where the density is not
 concave everywhere (scales, dispersions), those of all starts that end at a mode end at the same one. Of many shards,
-rows are pooled first and climbed from all starts; then each shard is climbed from the mode of the pool and from some of
-the starts, in turn.
+rows are pooled first and climbed from all starts; then each shard is climbed from the mode of the pool and, unless its
+density is concave everywhere (`concavity.py`), from some of the starts, in turn.
 """
 
 import dataclasses
@@ -13,13 +13,18 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.fit.concavity import is_concave
 from epvi.site.fit.modes import SAME_MODE
 from epvi.site.fit.newton import Climbed, Enough, Newton, Tolerances, climb, newton_steps
 
 # Most Newton steps from a start: a shard that needs more is fitted alone. Judgement: a log-concave density takes about
 # ten, and others often take twice as many.
 _MOST_STEPS = 30
+# Most Newton steps on more rows from the mode of fewer: a shard that needs more is fitted alone. Judgement: a
+# log-concave density takes about four.
+MORE_STEPS = 15
 # Ends of climbs through concave regions only are the same mode if they are closer than this, in standard deviations.
 # Judgement: a concave function has one maximum, about which climbs differ where it is flat: for the coefficient of a
 # rare category on a subsample that has one row of it.
@@ -87,6 +92,16 @@ class OneModeSearch:
                 whole[rest] = part
         return made
 
+    def of_pool(self, own: Int[np.ndarray, " b"]) -> Float[np.ndarray, " d"] | None:
+        """The mode of rows of many shards, if each of these has one mode only: where all densities are concave."""
+        if len(own) < _MANY or self.subposteriors.programs.target.bundle > 1:
+            return None
+        way = _Way(self.few, _DISTANT, 1.0, _SAME_PEAK, anywhere=False)
+        pooled = dataclasses.replace(self, subposteriors=_pooled(self.subposteriors, own))
+        pool = pooled._from(np.zeros(1, int), self.starts[None, : self.few], way)
+        mode = pool.found.points[0]
+        return mode if pool.fine[0] and is_concave(pooled.subposteriors, mode, self.starts) else None
+
     def _searched(self, own: Int[np.ndarray, " b"], way: _Way) -> Searched:
         starts = self.starts[: way.num_starts]
         if len(own) < _MANY:
@@ -148,12 +163,15 @@ def _meets(
     k, d = len(points) // len(one), points.shape[1]
     with np.errstate(all="ignore"):
         near = newton.falls & (newton.decrement <= _MET)
+        both = near.reshape(-1, k) & near[one][:, None]
+        if not np.any(both):
+            return both.ravel()
         ends = points + newton.step
         away = ends.reshape(-1, k, d) - ends[one][:, None]
         there = -np.einsum("bki,bij,bkj->bk", away, hessian[one], away)
         here = -np.einsum("bki,bkij,bkj->bk", away, hessian.reshape(-1, k, d, d), away)
         same = (there < closer**2) & (here < closer**2)
-        return (near.reshape(-1, k) & near[one][:, None] & same).ravel()
+        return (both & same).ravel()
 
 
 def _pooled(sub: Subposteriors, own: Int[np.ndarray, " b"]) -> Subposteriors:
@@ -187,3 +205,19 @@ def climbed(
         return made
 
     return climb(evaluate, starts, precision, max_steps, enough)
+
+
+def last_step(sub: Subposteriors, owner: np.ndarray, ended: Climbed, precision: Tolerances) -> Climbed:
+    """Take the last step without a pass: the rows' part by its Taylor expansion, the prior's part exactly."""
+    prior = sub.prior_alone(ended.points, owner)
+    rows = Taylors(ended.points, ended.value - prior[0], ended.gradient - prior[1], ended.hessian - prior[2])
+
+    def expanded(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
+        more = sub.prior_alone(theta, owner)
+        slope = rows.gradient + np.einsum("bij,bj->bi", rows.hessian, theta - rows.centre)
+        return rows.at(theta[:, None])[:, 0] + more[0], slope + more[1], rows.hessian + more[2]
+
+    last, known = climb(expanded, ended.points, precision, MORE_STEPS), ended.converged
+    return Climbed(
+        *(np.where(np.reshape(known, (-1,) + (1,) * (a.ndim - 1)), a, b) for a, b in zip(last, ended, strict=True))
+    )

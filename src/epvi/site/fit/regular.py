@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
-from scipy.special import logsumexp
 
 from epvi.gaussian.matrices import positive_definite
 from epvi.gaussian.mixture import Estimate, GaussianMixture
@@ -33,14 +32,13 @@ from epvi.site.fit.ladder import (
     scaled_starts,
 )
 from epvi.site.fit.modes import MOST_ON_TALL
-from epvi.site.fit.monte_carlo import base_draws
-from epvi.site.fit.newton import Climbed, Tolerances, climb, newton_steps
-from epvi.site.fit.one_mode import OneModeSearch, climbed
+from epvi.site.fit.monte_carlo import RatioEstimates, base_draws
+from epvi.site.fit.newton import Climbed, Tolerances, newton_steps
+from epvi.site.fit.one_mode import MORE_STEPS, OneModeSearch, climbed, last_step
 
 _LOG_2PI = float(np.log(2 * np.pi))
-# Most Newton steps on more rows from the mode of fewer: a shard that needs more is fitted alone. Judgement: a
-# log-concave density takes about four.
-_MORE_STEPS = 15
+# A parameter of which the prior's share has at least this part of the curvature is bounded by the prior. Judgement.
+_BY_PRIOR = 0.05
 # From this many parameters on, and if a Hessian of a shard takes more than this many products, modes are searched for
 # by gradients. Judgement: with 48 columns a Hessian takes as long as five gradients, and then some milliseconds.
 _FEW_HESSIANS, _DEAR = 48, 2**27
@@ -69,35 +67,6 @@ _MANY_VALUES = 2**22
 # sum of small divergences in all directions, which refinement mends and a split into a few components does not.
 # Judgement.
 _DIVERGES_IN = 128
-
-
-class _Estimates(NamedTuple):
-    """Monte Carlo estimates of B shards from the log importance ratios of their draws."""
-
-    elbo: Float[np.ndarray, " B"]
-    # Its standard error, over pairs of draws z and −z.
-    error: Float[np.ndarray, " B"]
-    # Log evidence minus ELBO: the KL divergence of the Gaussian from the subposterior.
-    gap: Float[np.ndarray, " B"]
-    # The smaller gap of two halves of the draws, since a single far draw can dominate the evidence of one.
-    least: Float[np.ndarray, " B"]
-
-    @classmethod
-    def of(cls, ratios: Float[np.ndarray, "B s"], doubt: Float[np.ndarray, " B"]) -> "_Estimates":
-        half = ratios.shape[1] // 2
-        pairs = 0.5 * (ratios[:, :half] + ratios[:, half:])
-        error = np.hypot(np.std(pairs, axis=1, ddof=1) / np.sqrt(half), doubt)
-        parts = np.stack([_gap(pairs_of) for pairs_of in (ratios[:, _is_first(half)], ratios[:, ~_is_first(half)])])
-        return cls(np.mean(pairs, axis=1), error, _gap(ratios), np.min(parts, axis=0))
-
-
-def _is_first(half: int) -> Bool[np.ndarray, " s"]:
-    """Which draws are in the first half, with antithetic pairs kept together."""
-    return np.tile(np.arange(half) < half // 2, 2)
-
-
-def _gap(ratios: Float[np.ndarray, "B s"]) -> Float[np.ndarray, " B"]:
-    return np.asarray(logsumexp(ratios, axis=1)) - np.log(ratios.shape[1]) - np.mean(ratios, axis=1)
 
 
 class Ends(NamedTuple):
@@ -129,6 +98,8 @@ class RegularShards:
     def fit(self, rngs: list[np.random.Generator]) -> list[LocalFit | None]:
         """The fits, or None where a shard is to be fitted alone."""
         ends = self.modes(rngs)
+        # Draws do not depend on the way to the mode, on which a shard alone takes other subsamples than one of many.
+        rngs = [rng.spawn(1)[0] for rng in rngs]
         shards = np.flatnonzero(ends.good)
         made: list[LocalFit | None] = [None] * self.subposteriors.num_shards
         if len(shards):
@@ -148,7 +119,7 @@ class RegularShards:
             ends.good[:] = True
         target = sub.programs.target
         first = first_part(d, target.terms, target.bundle)
-        others = np.flatnonzero(~slopes)
+        others = self._left_by_pool(ends, np.flatnonzero(~slopes))
         sizes = {m: int(sub.sizes[m]) for m in others}
         steps = {m: part_sizes(n, first, represented_by_last(n, d, target)) for m, n in sizes.items()}
         for i in range(max(map(len, steps.values()), default=0)):
@@ -159,6 +130,7 @@ class RegularShards:
                 own, loose = np.arange(len(shards)), self.precision._replace(tolerance=NEAR_ENOUGH)
                 if i == 0:
                     self._search(ends, thinned, shards, own, loose)
+                    self._tempered(ends, thinned, shards, loose)
                 else:
                     self._follow(ends, thinned, shards, own, loose)
         plain = np.array([m for m in others if not steps[m]], int)
@@ -170,6 +142,35 @@ class RegularShards:
             if len(some):
                 self._follow(ends, sub, some, some, self.precision._replace(trusting=tall))
         return self._polished(ends)
+
+    def _tempered(self, ends: Ends, thinned: Subposteriors, shards: np.ndarray, loose: Tolerances) -> None:
+        """Go on from where these few rows lead if they do not represent others, if the prior bounds something alone.
+
+        A category of which all rows have one label leads the farther out, the more rows each of them represents.
+        """
+        prior = thinned.prior_alone(ends.at.centre[shards], np.arange(len(shards)))[2]
+        curvature = (np.diagonal(part, axis1=1, axis2=2) for part in (prior, ends.at.hessian[shards]))
+        told = [np.abs(one) for one in curvature]
+        own = np.flatnonzero(ends.good[shards] & np.any(told[0] > _BY_PRIOR * told[1], axis=1))
+        if len(own):
+            alike = dataclasses.replace(thinned, weights=np.ones(len(shards)))
+            found = climbed(alike, own, ends.at.centre[shards[own]], loose, MORE_STEPS)
+            fine = found.converged & found.concave
+            ends.at.centre[shards[own[fine]]] = found.points[fine]
+
+    def _left_by_pool(self, ends: Ends, shards: np.ndarray) -> np.ndarray:
+        """The shards that are left when modes of shards that are not tall have been followed from that of a pool."""
+        sub = self.subposteriors
+        some = shards[ends.good[shards] & (sub.sizes[shards] * sub.programs.target.bundle < TALL)]
+        loose = self.precision._replace(tolerance=NEAR_ENOUGH)
+        mode = OneModeSearch(sub, scaled_starts(self.starts), self.num_starts, loose).of_pool(some)
+        if mode is None:
+            return shards
+        ends.at.centre[some] = mode
+        self._follow(ends, sub, some, some, self.precision)
+        left = some[~ends.good[some]]
+        ends.good[left] = True
+        return np.setdiff1d(shards, np.setdiff1d(some, left))
 
     def _polished(self, ends: Ends) -> Ends:
         """The modes after one more Newton step, without a pass: they then hardly depend on where the search began."""
@@ -214,7 +215,7 @@ class RegularShards:
                 np.ones(1, bool),
                 np.ones(1, bool),
             )
-            last = _last_step(sub, np.array([m]), at, self.precision)
+            last = last_step(sub, np.array([m]), at, self.precision)
             _put(ends, np.array([m]), last, last.converged & last.concave)
 
     def _search(
@@ -230,9 +231,9 @@ class RegularShards:
         self, ends: Ends, sub: Subposteriors, shards: np.ndarray, own: np.ndarray, precision: Tolerances
     ) -> None:
         """Climb from the modes of fewer rows."""
-        found = climbed(sub, own, ends.at.centre[shards], precision, _MORE_STEPS)
+        found = climbed(sub, own, ends.at.centre[shards], precision, MORE_STEPS)
         if precision.trusting:
-            found = _last_step(sub, own, found, precision._replace(trusting=False))
+            found = last_step(sub, own, found, precision._replace(trusting=False))
         _put(ends, shards, found, found.converged & positive_definite(-found.hessian))
 
     def _at_modes(self, shards: np.ndarray, at: Taylors, rngs: list[np.random.Generator]) -> list[LocalFit | None]:
@@ -250,15 +251,17 @@ class RegularShards:
         ratios = values + 0.5 * (np.sum(z**2, axis=2) - log_dets[:, None] + d * _LOG_2PI)
         # L2 of a single Gaussian with the Laplace covariance: ½ tr ΣH = −d/2, and the entropy bound of N(μ; μ, 2Σ).
         bounds = at.value - 0.5 * d + 0.5 * (d * (_LOG_2PI + np.log(2.0)) - log_dets)
-        made = _Estimates.of(ratios, doubt)
+        made = RatioEstimates.of(ratios, doubt)
         tolerable = self.tolerable[shards] if d <= _DIVERGES_IN else np.inf
         good = np.all(np.isfinite(ratios), axis=1) & ~guarded & (made.least < tolerable + 2 * made.error)
         fits: list[LocalFit | None] = [None] * len(shards)
-        for i in np.flatnonzero(good):
-            root = packing.root(precisions[i])
-            mixture = GaussianMixture(np.zeros(1), at.centre[i][None], root[None], self.structure)
+        fine, status = np.flatnonzero(good), Status(StatusCode.CONVERGED, "converged: 1 component.")
+        if not len(fine):
+            return fits
+        factors, weights = np.stack([packing.root(precisions[i]) for i in fine]), np.zeros((len(fine), 1))
+        mixtures = GaussianMixture.each(weights, at.centre[fine][:, None], factors[:, None], self.structure)
+        for i, mixture in zip(fine, mixtures, strict=True):
             elbo = Estimate(np.asarray(made.elbo[i]), np.asarray(made.error[i]))
-            status = Status(StatusCode.CONVERGED, "converged: 1 component.")
             passes, seconds = self._effort(int(shards[i]))
             fits[i] = LocalFit(mixture, status, (float(bounds[i]),), elbo, float(made.gap[i]), passes, seconds)
         return fits
@@ -272,7 +275,8 @@ class RegularShards:
     def _effort(self, m: int) -> tuple[int, float]:
         """Passes over the rows of a shard, and its part of the time of all passes."""
         sub = self.subposteriors
-        return int(sub.passes[m]), sub.seconds * float(sub.sizes[m]) / sub.windows.num_rows
+        own = int(sub.windows.bounds[m + 1] - sub.windows.bounds[m])
+        return int(sub.passes[m]), sub.seconds * own / sub.windows.num_rows
 
     def _values(
         self, shards: np.ndarray, at: Taylors, theta: np.ndarray, rngs: list[np.random.Generator]
@@ -332,19 +336,3 @@ def _put(ends: Ends, shards: np.ndarray, found: Climbed, good: np.ndarray) -> No
     ends.at.centre[shards], ends.at.value[shards] = found.points, found.value
     ends.at.gradient[shards], ends.at.hessian[shards] = found.gradient, found.hessian
     ends.good[shards] &= good & np.isfinite(found.value)
-
-
-def _last_step(sub: Subposteriors, owner: np.ndarray, ended: Climbed, precision: Tolerances) -> Climbed:
-    """Take the last step without a pass: the rows' part by its Taylor expansion, the prior's part exactly."""
-    prior = sub.prior_alone(ended.points, owner)
-    rows = Taylors(ended.points, ended.value - prior[0], ended.gradient - prior[1], ended.hessian - prior[2])
-
-    def expanded(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
-        more = sub.prior_alone(theta, owner)
-        slope = rows.gradient + np.einsum("bij,bj->bi", rows.hessian, theta - rows.centre)
-        return rows.at(theta[:, None])[:, 0] + more[0], slope + more[1], rows.hessian + more[2]
-
-    last, known = climb(expanded, ended.points, precision, _MORE_STEPS), ended.converged
-    return Climbed(
-        *(np.where(np.reshape(known, (-1,) + (1,) * (a.ndim - 1)), a, b) for a, b in zip(last, ended, strict=True))
-    )

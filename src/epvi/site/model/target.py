@@ -53,8 +53,10 @@ class Target:
     # Where group effects are integrated out: the function of φ and a block that gives the moments of the effects given
     # φ (see `site/derivatives/conditional.py`); otherwise None.
     conditional: Callable[[Float[AnyArray, " d"], Block], tuple] | None = None
-    # The same for several φ, without derivatives.
+    # The same for several φ, without derivatives, and the log integrals over the effects.
     conditional_values: Callable[[Float[AnyArray, "S d"], Block], tuple] | None = None
+    # The function that judges approximate distributions of the effects (see `site/derivatives/effect_audit.py`).
+    audit: Callable[..., Any] | None = None
     # The functions of several φ and a block that give moments and draws of the effects given each, and the errors of
     # the integrals over them (see `site/derivatives/effect_draws.py`).
     draw_effects: Callable[[Float[AnyArray, "S d"], Any, Block], tuple] | None = None

@@ -13,8 +13,10 @@ from epvi.ground.errors import EpviError
 from epvi.site.derivatives.averages import in_batches
 from epvi.site.derivatives.expansion import sizes_of_parts
 from epvi.site.derivatives.expansion_cache import ExpansionCache
+from epvi.site.derivatives.gradients_at import gradients_at
 from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Curve, Subposterior
+from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, Provenance
@@ -88,6 +90,7 @@ def scores_of(
     asking: Asking,
     made: Answers,
     effort: tuple[int, float],
+    slopes: Float[np.ndarray, "R d"] | None = None,
 ) -> Scores:
     """The answers of one shard as they are sent; `effort` is its passes over the rows and seconds."""
     return Scores(
@@ -100,6 +103,7 @@ def scores_of(
         proper=programs.target.proper,
         passes=effort[0],
         seconds=effort[1],
+        slopes=slopes,
     )
 
 
@@ -129,6 +133,14 @@ def at_once(subposterior: Subposterior) -> int:
 def finite(values: np.ndarray) -> np.ndarray:
     """Log densities with minus infinity in place of NaN and infinities."""
     return np.where(np.isfinite(values), values, -math.inf)
+
+
+def slopes_asked(each: Subposteriors, draws: Draws) -> list[np.ndarray | None]:
+    """The gradients of every shard at the base draws of the first Gaussian, if asked for, and if they are finite."""
+    if not draws.asked.slopes:
+        return [None] * each.num_shards
+    found = gradients_at(each, draws.points()[0])
+    return [one if np.all(np.isfinite(one)) else None for one in found]
 
 
 def each_checked(answers: list[Answers]) -> list[Answers]:

@@ -56,7 +56,7 @@ def estimates(subposterior: Subposterior, draws: Draws, shard: int, asking: Aski
         return made
     key = jax.random.fold_in(jax.random.wrap_key_data(jnp.asarray(draws.asked.key, jnp.uint32)), SeedStream.PARTS)
     key = jax.random.fold_in(key, shard)
-    for samples in _subsamples(subposterior, draws, places, key, asking):
+    for samples in _subsamples(subposterior, draws, places, wholes, key, asking):
         near = expand(places, wholes, samples)
         if not all(around.is_alike for around in near):
             continue
@@ -106,18 +106,25 @@ def _nearest(near: Sequence[T], points: np.ndarray) -> T:
 
 
 def _subsamples(
-    subposterior: Subposterior, draws: Draws, centres: np.ndarray, key: jax.Array, asking: Asking
+    subposterior: Subposterior, draws: Draws, centres: np.ndarray, wholes: list[Taylor], key: jax.Array, asking: Asking
 ) -> Iterator[Subsamples]:
     """Subsamples to be tried in this order: a uniform one, and where it is not enough, larger ones by influence."""
-    sizes = asking.sizes(subposterior.num_rows, draws, subposterior.programs.target.bundle)
-    yield uniform(subposterior, sizes[0], PARTS, generator(key))
+    sizes, memory = asking.sizes(subposterior.num_rows, draws, subposterior.programs.target.bundle), asking.memory
+    influence = memory.influence_near(centres[0], wholes[0]) if len(centres) == 1 else None
+    if influence is None:
+        yield uniform(subposterior, sizes[0], PARTS, generator(key))
     rng = generator(jax.random.fold_in(key, SeedStream.PARTS))
     pilots = mapped(draws.gaussians, rng.standard_normal((PILOTS, draws.space.dim)))
-    means = np.asarray(draws.gaussians.means)
-    near = [pilots[np.argmin(np.sum((means - centre) ** 2, axis=1))] for centre in centres]
-    each = [subposterior.influence(centre, some) for centre, some in zip(centres, near, strict=True)]
+    if influence is None:
+        means = np.asarray(draws.gaussians.means)
+        near = [pilots[np.argmin(np.sum((means - centre) ** 2, axis=1))] for centre in centres]
+        each = [subposterior.influence(centre, some) for centre, some in zip(centres, near, strict=True)]
+        # Rounded as it is stored, so that a task that is run again gives the same.
+        influence = np.mean(each, axis=0).astype(np.float32)
+        if len(centres) == 1:
+            memory.add_influence(centres[0], influence)
     for size in sizes:
-        yield by_influence(subposterior, np.mean(each, axis=0), size, PARTS, rng)
+        yield by_influence(subposterior, influence.astype(np.float64), size, PARTS, rng)
 
 
 def _expansion(

@@ -26,8 +26,8 @@ def integral_error(target: Target, columns: Columns, phi: Float[np.ndarray, "S p
     some = np.unique(np.linspace(0, number - 1, min(number, max(_ROWS // places, 1))).astype(int))
     chosen, total = {name: column[some] for name, column in columns.items()}, np.zeros(min(_POINTS, len(phi)))
     with jax.enable_x64(True), promotion_allowed():
-        for block, known in blocks(chosen):
-            levels = np.array(block[LEVELS])
-            levels[:known] = -1
+        for block, own in blocks(chosen):
+            levels = np.full_like(block[LEVELS], -1)
+            levels.ravel()[own] = block[LEVELS].ravel()[own]
             total += np.asarray(target.integral_errors(jnp.asarray(phi[:_POINTS]), {**block, LEVELS: levels}))
     return float(np.std(total)) * number / len(some)

@@ -11,7 +11,7 @@ from epvi.ground.log import logger
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.symmetry import Symmetry, find_symmetries, is_symmetric
+from epvi.site.tasks.symmetry import Symmetry, SymmetryTest, find_symmetries, is_symmetric
 
 
 class Settled(NamedTuple):
@@ -26,14 +26,14 @@ class Settled(NamedTuple):
 
 def settle_labels(model: Model, programs: Programs, columns: Columns) -> Settled:
     """Look for exchangeable parameters, and declare them if the user has declared nothing."""
-    declared = model.exchangeable or ()
+    declared, test = model.exchangeable or (), SymmetryTest(programs, columns)
     for group in declared:
-        if not is_symmetric(programs, columns, group):
+        if not is_symmetric(test, group):
             raise EpviError(
                 f"{', '.join(group)} is declared exchangeable, but permuting it changes the log density: declare"
                 ' together all parameters that change places (as in [("weights", "means")]), and only those.'
             )
-    found = find_symmetries(programs, columns)
+    found = find_symmetries(test)
     if model.exchangeable is None:
         fits = tuple(one for one in found if one.can_be_declared)
         if fits:

@@ -34,6 +34,7 @@ from epvi.site.tasks.answers import (
     curve_at,
     finite,
     scores_of,
+    slopes_asked,
     variation,
 )
 from epvi.site.tasks.answers_expanded import by_expansions
@@ -87,8 +88,9 @@ def answer_columns(programs: Programs, columns: Columns, draws: Draws, part: Par
         subposterior.refuse_outside()
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         made = answer(subposterior, draws, part.shard, asking)
+        (slopes,) = slopes_asked(_as_many(subposterior, draws, part.shard), draws)
     effort = int(subposterior.passes), time.perf_counter() - start
-    return scores_of(programs, programs.target.num_rows(columns), draws, part, asking, made, effort)
+    return scores_of(programs, programs.target.num_rows(columns), draws, part, asking, made, effort, slopes)
 
 
 def answer(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Answers:

@@ -181,6 +181,13 @@ class ManyParameters:
 
     def _with_gradients(self, points: Float[np.ndarray, "R d"]) -> tuple[np.ndarray, np.ndarray]:
         """Log densities of each shard at all base draws, and their average gradients, from all rows."""
+        parts = np.array_split(points, max(len(points) // _DRAWS_AT_ONCE, 1))
+        found = [self._with_gradients_at(part) for part in parts]
+        sizes = [len(part) / len(points) for part in parts]
+        slopes = sum(size * slope for size, (_, slope) in zip(sizes, found, strict=True))
+        return np.concatenate([values for values, _ in found], axis=1), np.asarray(slopes)
+
+    def _with_gradients_at(self, points: Float[np.ndarray, "R d"]) -> tuple[np.ndarray, np.ndarray]:
         each, made = self.each, []
         if self._quick is not None and self._quick[0].has_gradients:
             return self._quick[0].with_average_gradients(each, self._centre, points)

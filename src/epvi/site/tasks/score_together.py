@@ -26,7 +26,7 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.rows.columns import Columns
-from epvi.site.tasks.answers import Answers, Asking, each_checked, finite, scores_of
+from epvi.site.tasks.answers import Answers, Asking, each_checked, finite, scores_of, slopes_asked
 from epvi.site.tasks.answers_expanded import Estimates, estimates
 from epvi.site.tasks.score import answers_of_many
 from epvi.site.tasks.score_many import MANY, ManyParameters, near_enough, products, sampling_pays, too_many
@@ -75,12 +75,13 @@ def answer_together(
             shards, shares = [part.shard for part in parts], asking.share * np.array(sizes) / num_rows
             answers = answers_of_many(ManyParameters(each, own, draws, shards, shares, asking.exact))
         answers = each_checked(answers or _by_all_rows(each, draws))
+        slopes = slopes_asked(each, draws)
     seconds = time.perf_counter() - start
     scores = []
     for m, (part, begin, size, answer) in enumerate(zip(parts, windows.bounds[:-1], sizes, answers, strict=True)):
         effort = int(each.passes[m]), seconds * size / num_rows
         count = programs.target.num_rows({name: column[begin : begin + size] for name, column in columns.items()})
-        scores.append(scores_of(programs, count, draws, part, asking, answer, effort))
+        scores.append(scores_of(programs, count, draws, part, asking, answer, effort, slopes[m]))
     return scores
 
 
@@ -142,8 +143,9 @@ def _mean_derivatives(each: Subposteriors, points: Float[np.ndarray, "R d"], at_
     count, values, slopes, bends = each.num_shards, [], 0.0, 0.0
     rows = averages(each, points, Order.FULL)
     if rows is not None:
-        prior = each.whole_prior(points)
-        means = prior[0], np.mean(prior[1], axis=0), np.mean(prior[2], axis=0)
+        parts = [each.whole_prior(points[i : i + at_once]) for i in range(0, len(points), at_once)]
+        sums = [sum(np.sum(part[order], axis=0) for part in parts) for order in (1, 2)]
+        means = np.concatenate([part[0] for part in parts]), *(total / len(points) for total in sums)
         return tuple(part + np.multiply.outer(each.shares, own) for part, own in zip(rows, means, strict=True))
     for i in range(0, len(points), at_once):
         some = points[i : i + at_once]

@@ -91,15 +91,15 @@ def effects_at(site: SiteRows, phi: Float[np.ndarray, "S p"], key: jax.Array) ->
     assert site.table.groups is not None
     # The last points are repeated, so that all calls have the same shape.
     padded = np.concatenate([phi, np.repeat(phi[-1:], -len(phi) % _POINTS_AT_ONCE, axis=0)])
-    width, pieces = site.levels.shape[1], []
+    pieces = []
     with jax.enable_x64(True), promotion_allowed():
-        for b, (block, known) in enumerate(blocks(site.columns)):
+        for b, (block, own) in enumerate(blocks(site.columns)):
             found = [
                 target.draw_effects(jnp.asarray(some), jax.random.fold_in(jax.random.fold_in(key, b), c), block)
                 for c, some in enumerate(padded.reshape(-1, _POINTS_AT_ONCE, phi.shape[1]))
             ]
             parts = [np.concatenate([np.asarray(x) for x in part])[: len(phi)] for part in zip(*found, strict=True)]
-            pieces.append([part[:, known * width :] for part in parts])
+            pieces.append([part[:, own] for part in parts])
     levels, there = site.levels.ravel(), site.levels.ravel() >= 0
     order = np.argsort(levels[there])
     mean, root, z = (np.concatenate(part, axis=1)[:, there][:, order] for part in zip(*pieces, strict=True))

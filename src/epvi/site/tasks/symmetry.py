@@ -6,6 +6,7 @@ effects of two groups without rows, or the coefficients of two equal columns, ch
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -80,14 +81,9 @@ def candidates(space: Space) -> list[tuple[Axis, ...]]:
     return [tuple(axes) for axes in by_length.values()]
 
 
-def find_symmetries(programs: Programs, columns: Columns) -> list[Symmetry]:
+def find_symmetries(test: "SymmetryTest") -> list[Symmetry]:
     """The smallest sets of axes along which entries can be permuted; none costs nothing if there are no candidates."""
-    space = programs.target.space
-    found: list[Symmetry] = []
-    test = None
-    for axes in candidates(space):
-        test = test or _Test(programs, columns)
-        found.extend(_among(test, axes))
+    found = [one for axes in candidates(test.space) for one in _among(test, axes)]
     shared = [axis.parameter.name for one in found for axis in one.axes]
     return [
         dataclasses.replace(one, can_be_declared=False)
@@ -97,15 +93,13 @@ def find_symmetries(programs: Programs, columns: Columns) -> list[Symmetry]:
     ]
 
 
-def is_symmetric(programs: Programs, columns: Columns, group: tuple[str, ...]) -> bool:
+def is_symmetric(test: "SymmetryTest", group: tuple[str, ...]) -> bool:
     """Whether the log joint density does not change when a declared group is permuted."""
-    space = programs.target.space
-    axes = tuple(Axis(*space.axis_of(entry)) for entry in group)
-    test = _Test(programs, columns)
-    return all(test.unchanged(axes, order) for order in _generators(space.length(group)))
+    axes = tuple(Axis(*test.space.axis_of(entry)) for entry in group)
+    return all(test.unchanged(axes, order) for order in _generators(test.space.length(group)))
 
 
-def _among(test: "_Test", axes: tuple[Axis, ...]) -> Iterator[Symmetry]:
+def _among(test: "SymmetryTest", axes: tuple[Axis, ...]) -> Iterator[Symmetry]:
     """The smallest sets of these axes, of one length, along which entries can be permuted."""
     length = axes[0].parameter.shape[axes[0].number]
     taken: list[set[Axis]] = []
@@ -125,7 +119,7 @@ def _sets(axes: Sequence[Axis]) -> Iterator[tuple[Axis, ...]]:
     return itertools.chain.from_iterable(itertools.combinations(axes, size) for size in sizes)
 
 
-def _entries(test: "_Test", axes: tuple[Axis, ...], length: int) -> tuple[int, ...]:
+def _entries(test: "SymmetryTest", axes: tuple[Axis, ...], length: int) -> tuple[int, ...]:
     """The entries that can be permuted; of several sets of them, the first."""
     if all(test.unchanged(axes, order) for order in _generators(length)):
         return tuple(range(length))
@@ -147,26 +141,35 @@ def _swapped(length: int, i: int, j: int) -> np.ndarray:
     return order
 
 
-class _Test:
-    """Compares log densities at a few points and rows with those of permuted parameters."""
+class SymmetryTest:
+    """Compares log densities at a few points and rows with those of permuted parameters; each permutation once."""
 
     def __init__(self, programs: Programs, columns: Columns) -> None:
-        self.programs, self.space = programs, programs.target.space
-        rng = np.random.default_rng(0)
-        self.points = _SPREAD * rng.standard_normal((_POINTS, self.space.dim))
-        self.blocks = list(_blocks(columns, rng))
+        self.programs, self.space, self._columns = programs, programs.target.space, columns
+        self._rng = np.random.default_rng(0)
+        self.points = _SPREAD * self._rng.standard_normal((_POINTS, self.space.dim))
         short = any(column.dtype.kind == "f" and column.dtype.itemsize < 8 for column in columns.values())
         self.same = _SAME_SHORT if short else _SAME
         self._own: dict[tuple[int, int], tuple[float, np.ndarray]] = {}
+        self._known: dict[tuple[frozenset[str], bytes], bool] = {}
+
+    @functools.cached_property
+    def blocks(self) -> list[Any]:
+        """The rows to compare densities on."""
+        with jax.enable_x64(True):
+            return jax.device_put(list(_blocks(self._columns, self._rng)))
 
     def unchanged(self, axes: Sequence[Axis], order: np.ndarray) -> bool:
         """Whether permuting entries along these axes changes no density."""
-        for i, b in self._places():
-            prior, rows = self._plain(i, b)
-            moved_prior, moved = self._at(permuted(self.space, self.points[i], axes, order), self.blocks[b])
-            if not _equal(np.array([prior]), np.array([moved_prior]), _SAME) or not _equal(rows, moved, self.same):
-                return False
-        return True
+        asked = frozenset(axis.entry for axis in axes), order.tobytes()
+        if asked not in self._known:
+            self._known[asked] = all(self._unchanged_at(i, b, axes, order) for i, b in self._places())
+        return self._known[asked]
+
+    def _unchanged_at(self, i: int, b: int, axes: Sequence[Axis], order: np.ndarray) -> bool:
+        prior, rows = self._plain(i, b)
+        moved_prior, moved = self._at(permuted(self.space, self.points[i], axes, order), self.blocks[b])
+        return _equal(np.array([prior]), np.array([moved_prior]), _SAME) and _equal(rows, moved, self.same)
 
     def is_felt(self, axes: Sequence[Axis], entry: int) -> bool:
         """Whether some row depends on this entry, so that it was not for want of such rows that nothing changed."""
