@@ -27,7 +27,8 @@ from epvi.site.rows.columns import as_columns
 from epvi.site.rows.split import split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks import fit_shard as site_shard
-from epvi.site.tasks.fit_shard import FitPlan, provenance
+from epvi.site.tasks.fit_shard import FitPlan
+from epvi.site.tasks.prepared import provenance
 from epvi.wire.shard_fit import Part
 
 # A shard's stages in the order in which they are shown.

@@ -22,6 +22,7 @@ class ModelOptions:
 
     reference: str
     fixed: tuple[str, ...]
+    groups: str | None = None
     allow_module: bool = False
 
     @property
@@ -34,7 +35,7 @@ class ModelOptions:
         from epvi.study.references import model_named
 
         fixed = {name: parsing.value(text) for name, text in parsing.pairs("--set", self.fixed).items()}
-        return model_named(self.reference, fixed)
+        return model_named(self.reference, fixed, groups=self.groups)
 
     def as_study(self) -> "Study":
         """The study."""

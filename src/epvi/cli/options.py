@@ -74,6 +74,12 @@ _MODEL = (
         metavar="NAME=VALUE",
         help="Fix an argument of the model: num_classes=3, or the array in a file, places=@places.npy.",
     ),
+    click.option(
+        "--groups",
+        metavar="NAME",
+        help="The argument of groups (hospital) whose effects stay where their rows are: latents with an axis of length"
+        " num_hospital are integrated out.",
+    ),
 )
 model = gathered("model", ModelOptions, *_MODEL)
 model_or_study = gathered(
@@ -191,7 +197,7 @@ def output(kind: str, *, required: bool = True, default: str = "") -> Decorator:
 
 
 # What a study says, so that options must not.
-_SETTLED = ("x", "y", "more", "levels", "limits", "drop_missing", "fixed", "min_rows")
+_SETTLED = ("x", "y", "more", "levels", "limits", "drop_missing", "fixed", "groups", "min_rows")
 
 
 def refuse_settled(study: str, *more: str) -> None:

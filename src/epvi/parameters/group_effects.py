@@ -26,4 +26,6 @@ class GroupEffects:
 
     def shared_space(self, space: Space) -> Space:
         """The space of the other parameters."""
-        return Space(tuple(one for one in space.parameters if one.name not in self.names))
+        own = {name for name in space.by_name if name in self.names}
+        groups = (group for group in space.exchangeable if not own & {space.axis_of(one)[0].name for one in group})
+        return Space(tuple(one for one in space.parameters if one.name not in own), tuple(groups))

@@ -27,7 +27,7 @@ from epvi.hub.product.result import Product
 from epvi.hub.trust.certify import warn_of
 from epvi.run.chains import AllRows, checked
 from epvi.run.failures import ShardError, kept_in
-from epvi.run.grouping import grouped
+from epvi.run.grouping import declared, grouped
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.run.scoring import Scoring
@@ -40,13 +40,13 @@ from epvi.site.derivatives.subposterior import block_size
 from epvi.site.fit.inference import Inference
 from epvi.site.model.model import Model
 from epvi.site.rows.columns import Columns
+from epvi.site.rows.grouped_table import read_grouped
 from epvi.site.rows.levels import OWN
-from epvi.site.rows.rows import read_rows
 from epvi.site.rows.split import Split, split_by, split_evenly
 from epvi.site.rows.table import Table
 from epvi.site.tasks.chain import NUTS
-from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model, provenance
-from epvi.site.tasks.labels import settle_labels
+from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model
+from epvi.site.tasks.prepared import settled
 from epvi.wire.shard_fit import Provenance, ShardFit
 
 
@@ -94,22 +94,22 @@ def fit(
         # The workers start while the model is checked and traced here.
         workers_of(executor)
     sent, programs, made_of = _prepared(model, table)
-    model = model_of(sent)
+    groups, model, deal = model.groups, model_of(sent), shuffle and by is None
     columns, integrated, whole = table.columns, None, sent
-    if inference.fits_together:
-        integrated = grouped(model, programs, columns, split, shuffle and by is None, key)
+    if groups is not None:
+        integrated = declared(model, programs, groups, table, split, deal, key)
+    elif inference.fits_together:
+        integrated = grouped(model, programs, columns, split, deal, key)
     if integrated is not None:
         sent = packed(integrated.model)
         model, columns, split = model_of(sent), integrated.columns, integrated.split
         programs = programs_of(model, columns)
     size = _affordable_block(inference, programs, columns, split)
-    key_data = np.asarray(jax.random.key_data(key))
-    plan = FitPlan(inference, size, key_data, made_of, table.hash_key, programs.target.bundle)
+    plan = FitPlan(inference, size, _words(key), made_of, table.hash_key, programs.target.bundle)
     job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any or integrated is not None)
-    folder = WorkFolder(Path(work)) if work else None
     with (
         ShardProgress(split.num_shards, progress) as bar,
-        shards_of(job, columns, split, executor, bar, folder) as sites,
+        shards_of(job, columns, split, executor, bar, WorkFolder(Path(work)) if work else None) as sites,
     ):
         posterior = _combined(sites.fit(), product, seed, bar)
         try:
@@ -121,26 +121,29 @@ def fit(
             raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
         if integrated is not None:
             posterior = integrated.put_back(posterior, sites, key)
-        all_rows = AllRows(_job_of_all(whole, plan), table.columns, executor, bar)
-        posterior = all_rows.answer(posterior, fallback, key)
+        everything = (job, columns) if groups is not None else (_job_of_all(whole, plan), table.columns)
+        posterior = AllRows(*everything, executor, bar).answer(posterior, fallback, key)
         bar.say("done")
         _log_end(posterior, time.perf_counter() - start)
         return posterior
 
 
 def _prepared(model: Model, table: Table) -> tuple[bytes, Programs, Provenance]:
-    """The checked model for the workers, with what was found exchangeable declared; its programs and provenance."""
+    """The checked model for the workers, with what was found exchangeable declared; its programs and provenance.
+
+    With groups it is the model for a fixed number of them (`site/tasks/prepared.py`).
+    """
     sent = packed(model)
     model = model_of(sent)
-    programs = programs_of(model, table.columns)
-    programs.target.check(table.columns)
-    programs.refuse_codes(table.columns)
-    settled = settle_labels(model, programs, table.columns)
-    if settled.model is not model:
-        sent = packed(settled.model)
-        model = model_of(sent)
-        programs = programs_of(model, table.columns, like=programs)
-    return sent, programs, provenance(model, programs, table, settled.unaligned)
+    made = settled(model, table)
+    if made.model is not model:
+        sent, columns = packed(made.model), made.columns
+        return sent, programs_of(model_of(sent), columns, like=made.programs), made.made_of
+    return sent, made.programs, made.made_of
+
+
+def _words(key: jax.Array) -> np.ndarray:
+    return np.asarray(jax.random.key_data(key))
 
 
 def _job_of_all(model: bytes, plan: FitPlan) -> Job:
@@ -181,7 +184,9 @@ def _split(
         raise EpviError(f"by is {by!r}: pass the name of one column.")
     if (by is None) == (shards is None):
         raise EpviError('pass either shards=8 or by="column": how many parts there are, or which column names them.')
-    table = read_rows(rows, by, keep=by is not None and model.takes(by), undeclared=OWN)
+    table = read_grouped(
+        rows, model.groups, by, keep=by is not None and by != model.groups and model.takes(by), undeclared=OWN
+    )
     if by is not None:
         return table, split_by(table.extra, by)
     assert shards is not None

@@ -18,6 +18,7 @@ from epvi.ground.seeds import SeedStream
 from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.posterior.supports import resampled, supports_of
+from epvi.hub.trust.certify import with_integrals
 from epvi.hub.trust.effects import effect_errors
 from epvi.parameters.group_effects import GroupEffects
 from epvi.parameters.space import Space
@@ -25,12 +26,15 @@ from epvi.run.shards import RunningShards
 from epvi.site.derivatives.expansion import TALL
 from epvi.site.derivatives.group_effects import find_effects
 from epvi.site.derivatives.integrated import IntegratedModel
-from epvi.site.derivatives.passes import Programs
+from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.model.model import Model
 from epvi.site.rows.bundles import LEVELS, LOCAL, Bundles, bundle, size_of_bundles
 from epvi.site.rows.columns import Columns, generator
 from epvi.site.rows.split import Split
+from epvi.site.rows.table import Table
+from epvi.site.tasks.integral_error import integral_error
+from epvi.site.tasks.prepared import integrated_model
 from epvi.wire.request import NUM_DRAWS
 
 # With many rows, draws are scored on subsamples of bundles: effects are integrated out if there are at least so many
@@ -44,6 +48,8 @@ _TO_EVALUATE, _NUMBERS = 2**27, 2**21
 _EFFORT = {1: 32, 2: 150, 3: 640}
 # Fewest supports, and for each of the other parameters. Judgement.
 _FEWEST_SUPPORTS, _SUPPORTS_PER_PARAMETER = 128, 4
+# Draws at which the error of declared groups' integrals is measured. Judgement.
+_POINTS = 16
 # Draws of the other parameters at which effects are compared with what many nodes say. Judgement: errors hardly change
 # with them.
 _DRAWS_TO_AUDIT = 8
@@ -61,8 +67,6 @@ class Grouped:
     effects: GroupEffects
     # The space of all parameters.
     space: Space
-    # Places for rows in a bundle.
-    size: int
 
     def put_back(self, posterior: Posterior, sites: RunningShards, key: jax.Array) -> Posterior:
         """The posterior of all parameters, from that of all but the group effects."""
@@ -122,21 +126,84 @@ def grouped(
     owner = _dealt(counts, split.num_shards, key) if deal else _owners(codes, levels, split)
     if owner is None:
         return None
-    of_level = np.zeros(effects.num_levels, np.int64)
+    whole, bundled = _arranged(codes, levels, counts, owner, split)
+    logger.info("%d groups are integrated out: %s", len(levels), ", ".join(effects.names))
+    made = IntegratedModel(model, effects)
+    return Grouped(made, whole.columns(columns), bundled, effects, programs.target.space)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Declared:
+    """A fit with the effects of declared groups integrated out, which stay where their rows are."""
+
+    # The column of groups.
+    groups: str
+    model: IntegratedModel
+    columns: Columns
+    split: Split
+
+    def put_back(self, posterior: Posterior, sites: RunningShards, key: jax.Array) -> Posterior:
+        """The posterior of the shared parameters, whose certificate says how well the effects were integrated out."""
+        if posterior.certificate is None:
+            return posterior
+        target = programs_of(self.model, self.columns).target
+        words = jax.random.fold_in(key, SeedStream.SUPPORTS)
+        error = integral_error(target, self.columns, posterior.theta(_POINTS, seed=words))
+        return posterior.with_certificate(with_integrals(posterior.certificate, self.groups, error))
+
+
+def declared(
+    model: Model, programs: Programs, groups: str, table: Table, split: Split, deal: bool, key: jax.Array
+) -> Declared:
+    """The fit of a settled model (`site/tasks/prepared.py`) with the effects of its groups integrated out.
+
+    With `deal` whole groups are dealt to shards; otherwise a split that divides a group is refused.
+    """
+    assert table.groups is not None
+    codes = table.columns[groups]
+    levels, counts = np.unique(codes, return_counts=True)
+    if len(levels) < split.num_shards:
+        raise EpviError(
+            f"there are {split.num_shards:,} shards for {len(levels):,} groups of {groups}, which no shard may divide:"
+            " take at most one shard per group."
+        )
+    owner = _dealt(counts, split.num_shards, key) if deal else _owners(codes, levels, split)
+    if owner is None:
+        raise EpviError(_divided(codes, groups, table.groups, split))
+    made = integrated_model(model, programs, groups, table)
+    whole, bundled = _arranged(codes, levels, counts, owner, split)
+    logger.info("%d groups of %s are integrated out: %s", len(levels), groups, ", ".join(made.effects.names))
+    return Declared(groups, made, whole.unnumbered(table.columns), bundled)
+
+
+def _divided(codes: np.ndarray, groups: str, labels: np.ndarray, split: Split) -> str:
+    """The refusal of a split that divides a group, of which the first is named."""
+    shard = _shard_of_rows(len(codes), split)
+    first = next(g for g in range(len(labels)) if len(np.unique(shard[codes == g])) > 1)
+    one, other = (split.labels[m] for m in np.unique(shard[codes == first])[:2])
+    return (
+        f"group {labels[first]} of {groups} has rows in shards {one} and {other}, and no shard may hold a part of a"
+        f" group: split by {groups} or by what contains it (by=...), let epvi deal whole groups (shards=..., without"
+        f" shuffle=False), give different groups different labels, or make the effects of {groups} global parameters"
+        f" (num_{groups} fixed, without groups=)."
+    )
+
+
+def _arranged(
+    codes: np.ndarray, levels: np.ndarray, counts: np.ndarray, owner: np.ndarray, split: Split
+) -> tuple[Bundles, Split]:
+    """The bundles of all shards, one shard after the other, for groups that belong to these shards."""
+    of_level = np.zeros(int(np.max(levels)) + 1, np.int64)
     of_level[levels] = owner
     size = size_of_bundles(counts)
     parts = []
     for m in range(split.num_shards):
         rows = np.flatnonzero(of_level[codes] == m)
         parts.append(bundle(codes[rows], rows, size))
-    whole = Bundles.joined(parts)
     ends = np.cumsum([len(part.rows) for part in parts])
     sizes = np.diff([0, *ends])
     slices = tuple(slice(int(b - n), int(b)) for b, n in zip(ends, sizes, strict=True))
-    logger.info("%d groups are integrated out: %s", len(levels), ", ".join(effects.names))
-    made = IntegratedModel(model, effects)
-    bundled = Split(slices, sizes, split.labels)
-    return Grouped(made, whole.columns(columns), bundled, effects, programs.target.space, size)
+    return Bundles.joined(parts), Split(slices, sizes, split.labels)
 
 
 def _dealt(counts: Int[np.ndarray, " g"], num_shards: int, key: jax.Array) -> Int[np.ndarray, " g"]:
@@ -156,10 +223,15 @@ def _dealt(counts: Int[np.ndarray, " g"], num_shards: int, key: jax.Array) -> In
 
 def _owners(codes: np.ndarray, levels: np.ndarray, split: Split) -> Int[np.ndarray, " g"] | None:
     """The shard of each group under a given split; None if the split divides a group."""
-    shard = np.zeros(len(codes), np.int64)
-    for m, rows in enumerate(split.shards):
-        shard[rows] = m
+    shard = _shard_of_rows(len(codes), split)
     first = shard[np.unique(codes, return_index=True)[1]]
     of_level = np.zeros(int(np.max(levels)) + 1, np.int64)
     of_level[levels] = first
     return first if np.array_equal(of_level[codes], shard) else None
+
+
+def _shard_of_rows(num_rows: int, split: Split) -> Int[np.ndarray, " n"]:
+    shard = np.zeros(num_rows, np.int64)
+    for m, rows in enumerate(split.shards):
+        shard[rows] = m
+    return shard

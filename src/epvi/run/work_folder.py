@@ -31,6 +31,7 @@ _SAID = {
     "key": "another seed",
     "inference": "other settings",
     "fixed": "other fixed arguments",
+    "groups": "other groups",
     "columns": "other columns",
     "levels": "other levels of a column",
     "standardised": "other constants to standardise with",

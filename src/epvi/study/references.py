@@ -19,17 +19,25 @@ if TYPE_CHECKING:
 # Names of the ready models, listed here so that help and shell completion need not import them.
 READY = ("logistic", "multinomial", "poisson", "robust_linear", "tlsa")
 # Names of `Model`'s own parameters, which cannot be fixed arguments of a model.
-_RESERVED = ("self", "function", "exchangeable")
+_RESERVED = ("self", "function", "exchangeable", "groups")
 
 
-def model_named(reference: str, fixed: Mapping[str, Any] | None = None, beside: Path | None = None) -> "Model":
+def model_named(
+    reference: str,
+    fixed: Mapping[str, Any] | None = None,
+    beside: Path | None = None,
+    *,
+    groups: str | None = None,
+) -> "Model":
     """The model that a user refers to, with these fixed arguments; paths are relative to the folder `beside`."""
     folder = beside or Path()
     found = _found(reference, lambda place, name: _named_in(_module(place, folder), place, name))
-    return _model(reference, *found, _all_fixed(fixed, lambda place: folder / place))
+    return _model(reference, *found, _all_fixed(fixed, lambda place: folder / place), groups)
 
 
-def study_model(reference: str, fixed: Mapping[str, Any], folder: Path, *, allow_module: bool = False) -> "Model":
+def study_model(
+    reference: str, fixed: Mapping[str, Any], folder: Path, *, groups: str | None = None, allow_module: bool = False
+) -> "Model":
     """The model that a study names: a ready one, one in a file in its folder or, if `allow_module`, one in a module.
 
     The file's path and SHA-256 are written to stderr before it runs.
@@ -51,22 +59,32 @@ def study_model(reference: str, fixed: Mapping[str, Any], folder: Path, *, allow
         return _named_in(_imported(place), place, name)
 
     plain = _all_fixed(fixed, lambda place: inside(folder, place))
-    return _model(reference, *_found(reference, named), plain)
+    made = _model(reference, *_found(reference, named), plain, groups)
+    if made.groups != groups:
+        raise EpviError(f'the study lacks the groups of {reference}: add groups = "{made.groups}" above its tables.')
+    return made
 
 
-def _model(reference: str, function: Any, exchangeable: tuple | None, fixed: dict[str, Any]) -> "Model":
+def _model(
+    reference: str, function: Any, exchangeable: tuple | None, fixed: dict[str, Any], groups: str | None
+) -> "Model":
     from epvi.site.model.model import Model
 
     if isinstance(function, Model):
         if fixed:
             raise EpviError(f"{reference} is a Model with its own fixed arguments: name its function to fix others.")
+        if groups not in (None, function.groups):
+            raise EpviError(
+                f"{reference} is a Model with groups={function.groups!r}, and here the groups are {groups!r}: name the"
+                " same in both, or refer to its function."
+            )
         return function
     if not callable(function):
         raise EpviError(f"{reference} is of type {type(function).__name__}: name a NumPyro model function.")
     taken = [name for name in _RESERVED if name in fixed]
     if taken:
         raise EpviError(f"an argument {taken[0]!r} cannot be fixed by name: rename it in {reference}.")
-    return Model(function, exchangeable=exchangeable, **fixed)
+    return Model(function, exchangeable=exchangeable, groups=groups, **fixed)
 
 
 def _all_fixed(fixed: Mapping[str, Any] | None, file: Callable[[str], Path]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ are an error.
 
 import dataclasses
 import difflib
-import itertools
 import math
 import tomllib
 from collections.abc import Mapping
@@ -23,10 +22,12 @@ from epvi.site.fit.inference import INFERENCES, Inference
 from epvi.site.fit.nvi import NVI
 from epvi.site.model.model import Model
 from epvi.site.rows.column_stats import column_stats
-from epvi.site.rows.rows import Rows, check_arguments, read_rows
+from epvi.site.rows.grouped_table import read_grouped
+from epvi.site.rows.rows import Rows, check_arguments
 from epvi.site.tasks.fit_shard import as_share, fit_table, parse_shard
 from epvi.site.tasks.score import score
 from epvi.site.tasks.stand_in import stand_in
+from epvi.study.placeholders import placeholder_rows
 from epvi.study.references import study_model
 from epvi.wire.answer import Scores
 from epvi.wire.column_stats import Stats
@@ -34,7 +35,7 @@ from epvi.wire.request import Draws
 from epvi.wire.shard_fit import Part, ShardFit
 
 # Known entries: values and tables at the top level, and entries of a table in [columns].
-_TOP = {"name", "model", "min_rows", "drop_missing", "hash_key", "seed", "standardise"}
+_TOP = {"name", "model", "min_rows", "drop_missing", "hash_key", "seed", "standardise", "groups"}
 _TABLES = {"arguments", "fixed", "columns", "shards", "inference"}
 _COLUMN = {"unit", "limits", "levels", "centre", "scale"}
 
@@ -74,6 +75,8 @@ class Study:
     drop_missing: bool
     # Key of the hash by which shards with the same rows are detected.
     hash_key: str
+    # The argument of groups whose effects are integrated out at every site; None if there is none.
+    groups: str | None = None
     # Whether the model may be in an installed module: the user decides this, not the file.
     allow_module: bool = False
 
@@ -84,7 +87,8 @@ class Study:
 
     def model(self) -> Model:
         """The model: a ready one, or that of the file in the study's folder, which is executed."""
-        return study_model(self.model_reference, self.fixed, self.path.parent, allow_module=self.allow_module)
+        folder, allow = self.path.parent, self.allow_module
+        return study_model(self.model_reference, self.fixed, folder, groups=self.groups, allow_module=allow)
 
     def rows(self, source: Any) -> Rows:
         """The description of a site's rows, with the study's columns, units and levels."""
@@ -131,7 +135,7 @@ class Study:
         """Fit a site's shard; `prior` replaces the study's share of the prior."""
         number, share, name = self.shard(shard)
         index, num_shards = parse_shard(number)
-        table = read_rows(self.rows(source))
+        table = read_grouped(self.rows(source), self.groups)
         self._check_rows(source, table.num_rows)
         share = share if prior is None else as_share(prior, num_shards)
         part = Part(index, num_shards, shown(f"{index} of {num_shards} ({name})"), share)
@@ -148,7 +152,13 @@ class Study:
         """A fit of the prior's share alone, for a shard that contributes no rows."""
         number, share, name = self.shard(shard)
         share = share if prior is None else as_share(prior, self.num_shards)
-        made = stand_in(self.model(), self.rows(self._placeholder_rows()), number, prior=share, seed=self.seed)
+        made = stand_in(
+            self.model(),
+            self.rows(placeholder_rows(self.raw_rows({}).used, self.columns)),
+            number,
+            prior=share,
+            seed=self.seed,
+        )
         return self._named(dataclasses.replace(made, label=shown(f"{made.label} ({name})")))
 
     def stats(self, source: Any) -> Stats:
@@ -160,7 +170,8 @@ class Study:
         columns = {n: _without(c, "centre", "scale") for n, c in self.columns.items()}
         rows = dataclasses.replace(self, columns=columns).raw_rows(source)
         inside = [name for names in rows.columns.values() if not isinstance(names, str) for name in names]
-        numbers = [name for name in dict.fromkeys(inside or rows.used) if name not in rows.levels]
+        not_numbers = {*rows.levels, rows.columns.get(self.groups or "")}
+        numbers = [name for name in dict.fromkeys(inside or rows.used) if name not in not_numbers]
         names = list(self.standardise) or numbers
         if not names:
             raise EpviError(f"{self.path} has no column of numbers to standardise: all of x have levels.")
@@ -176,18 +187,6 @@ class Study:
 
     def _named(self, fit: ShardFit) -> ShardFit:
         return dataclasses.replace(fit, made_of=dataclasses.replace(fit.made_of, study=self.name))
-
-    def _placeholder_rows(self) -> dict[str, list[Any]]:
-        """Rows that pass the study's checks, for tracing the model: only names, shapes and dtypes matter."""
-        made = {}
-        for name in self.raw_rows({}).used:
-            column = self.columns.get(name, {})
-            low, high = column.get("limits", (-math.inf, math.inf))
-            low = low if math.isfinite(low) else min(0, high - 1)
-            choices = column.get("levels") or [low, min(low + 1, high)]
-            # 8 rows: judgement, any few would do.
-            made[name] = list(itertools.islice(itertools.cycle(choices), 8))
-        return made
 
 
 def _without(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -248,6 +247,7 @@ class _Reader:
             min_rows=self.whole(table, "min_rows", 1, 1),
             drop_missing=self.truth(table, "drop_missing"),
             hash_key=self.text(table, "hash_key", ""),
+            groups=self.text(table, "groups") if "groups" in table else None,
         )
         try:
             check_arguments(arguments)

@@ -84,6 +84,7 @@ class Scores:
         moments: expectations under the Gaussians; None if not asked for.
         exact: whether all rows were evaluated at every draw.
         proper: whether the prior is a proper density, so that the evidence is defined.
+        integral: sd over some of the draws of the error of the integrals over the effects of groups, in nats.
         passes: passes over all rows.
         seconds: wall-clock time.
         slopes: gradients of log p_m at the base draws of the first Gaussian; None if not asked for.
@@ -105,6 +106,7 @@ class Scores:
     moments: Expected | None
     exact: bool
     proper: bool
+    integral: float = 0.0
     passes: int = 0
     seconds: float = 0.0
     slopes: Float[np.ndarray, "R d"] | None = None
@@ -159,6 +161,7 @@ def pack_scores(scores: Scores) -> Envelope:
         "made_of": describe_provenance(scores.made_of),
         "exact": scores.exact,
         "proper": scores.proper,
+        "integral": scores.integral,
         "passes": scores.passes,
         "seconds": round(scores.seconds, 3),
     }
@@ -212,10 +215,18 @@ def unpack_scores(content: Envelope) -> Scores:
         moments=_read_moments(content, asked.num_base, len(echo)) if content.kind == "moments" else None,
         exact=exact,
         proper=record.truth("proper"),
+        integral=_error(record) if "integral" in set(record) else 0.0,
         passes=record.whole("passes", 0, 2**53),
         seconds=record.number("seconds"),
         slopes=_read_slopes(content, asked, len(echo)),
     )
+
+
+def _error(record: Record) -> float:
+    found = record.number("integral")
+    if found < 0:
+        raise Malformed("its integral is not an error")
+    return found
 
 
 def _read_values(content: Envelope, num_draws: int) -> np.ndarray:

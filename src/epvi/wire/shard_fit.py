@@ -54,6 +54,7 @@ class Provenance:
         key: the words of the JAX key of its seed.
         version: version of epvi.
         unaligned: parameters whose labels can be exchanged without changing the model, and are not aligned.
+        groups: the column of groups whose effects were integrated out at the sites; "" if there is none.
     """
 
     study: str = ""
@@ -69,6 +70,7 @@ class Provenance:
     key: tuple[int, ...] = ()
     version: str = ""
     unaligned: tuple[str, ...] = ()
+    groups: str = ""
 
     @property
     def flat_prior(self) -> bool:
@@ -278,7 +280,7 @@ def _read_point(point: np.ndarray | None, mixture: GaussianMixture, status: Stat
 def describe_provenance(made_of: Provenance) -> dict[str, Any]:
     """A provenance as JSON."""
     record = dataclasses.asdict(made_of)
-    record["study"], record["model"] = printable(made_of.study), printable(made_of.model)
+    record |= {name: printable(record[name]) for name in ("study", "model", "groups")}
     record["unaligned"] = [printable(name) for name in made_of.unaligned[:_MOST_UNALIGNED]]
     record["prior_values"] = [finite_or_none(value) for value in made_of.prior_values]
     record["row_values"] = [finite_or_none(value) for value in made_of.row_values]
@@ -301,6 +303,7 @@ def read_provenance(record: Record) -> Provenance:
         key=record.list("key", _key_word, 8),
         version=record.text("version"),
         unaligned=record.list("unaligned", as_text, _MOST_UNALIGNED) if "unaligned" in set(record) else (),
+        groups=record.text("groups") if "groups" in set(record) else "",
     )
 
 

@@ -496,3 +496,20 @@ def test_a_column_that_names_the_shards_may_be_an_argument_too():
 
 def test_a_description_shows_no_values():
     assert "63" not in repr(Rows({"a": [63]}, x="a"))
+
+
+def test_a_column_is_read_apart_and_not_made_an_argument(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("g,h,y\na,1,2\nb,2,3\n")
+    for rows in (Rows(path, hospital="g", y="y"), Rows({"g": ["a", "b"], "y": [2, 3]}, hospital="g", y="y")):
+        made = read_rows(rows, apart="hospital")
+        assert list(made.columns) == ["y"]
+        assert made.extra["hospital"].tolist() == ["a", "b"]
+    both = read_rows(path, also="h", apart="g")
+    assert (list(both.columns), both.extra["g"].tolist(), both.extra["h"].tolist()) == (["y"], ["a", "b"], [1, 2])
+    # Rows whose only column is this one, as for predictions.
+    alone = read_rows(Rows(path, hospital="g"), apart="hospital")
+    assert (alone.num_rows, alone.columns) == (2, {})
+    plain = read_rows({"g": np.array(["a", "b"])}, apart="g")
+    assert (plain.num_rows, plain.columns) == (2, {})
+    refused(lambda: read_rows({"y": [1.0]}, apart="g"), "there is no column 'g' to group by: the rows have y")

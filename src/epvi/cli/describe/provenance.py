@@ -15,6 +15,8 @@ def provenance_lines(made: "Provenance") -> list[tuple[str, str]]:
     lines.append(("", f"log prior, then its derivative along each point: {numbers_text(made.prior_values)}"))
     lines.append(("", f"log likelihood of each row: {numbers_text(made.row_values)}"))
     lines += [("fixed argument", f"{name}, hash {digest}") for name, digest in made.fixed.items()]
+    if made.groups:
+        lines.append(("groups", f"{made.groups}; their effects were integrated out where their rows are"))
     for name, sources in made.columns.items():
         lines.append((f"argument {name}", f"made of {', '.join(sources)}"))
     for name, (centre, scale) in made.standardised.items():

@@ -49,12 +49,27 @@ class SampleOptions:
     options.seed,
 )
 @click.option(
+    "--given",
+    multiple=True,
+    metavar="FILE",
+    type=click.Path(readable=False),
+    help="Rows of known groups, for a model with groups: their effects are drawn given these rows, those of all other"
+    " groups from their distribution; repeat for more.",
+)
+@click.option(
     "-o",
     "--output",
     type=options.PATH,
     help="The file to write: means, sds and quantiles of every row (.csv, .parquet), or all draws (.npz).",
 )
-def predict(model: ModelOptions, posterior: Path, rows: RowOptions, sample: SampleOptions, output: Path | None) -> None:
+def predict(
+    model: ModelOptions,
+    posterior: Path,
+    rows: RowOptions,
+    sample: SampleOptions,
+    given: tuple[str, ...],
+    output: Path | None,
+) -> None:
     """Draw predictions for rows from a posterior; rows that have what the model observes are also scored.
 
     MODEL is the model that the posterior was fitted with, or the study.toml that names it. The score is the log
@@ -64,23 +79,26 @@ def predict(model: ModelOptions, posterior: Path, rows: RowOptions, sample: Samp
     Examples:
       epvi predict model.py:logistic posterior.epvi --rows new.csv --x age,chol --y num -o predicted.csv
       epvi predict study.toml posterior.epvi --rows new.csv
+      epvi predict study.toml posterior.epvi --rows new.csv --given site3.csv     (a study with groups)
     """
     from epvi.files import load_only
     from epvi.hub.posterior.posterior import Posterior
     from epvi.prediction import predict as predict_rows
+    from epvi.site.rows.grouped_table import read_grouped
     from epvi.site.rows.levels import Undeclared
-    from epvi.site.rows.rows import read_rows
 
     if output is not None:
-        _check_output(output, [*rows.files, str(posterior), model.reference.partition(":")[0]])
+        _check_output(output, [*rows.files, *given, str(posterior), model.reference.partition(":")[0]])
     options.refuse_unheeded(model)
     found = load_only(posterior, Posterior)
     made_of = found.fits[0].made_of
     named, described = _model_and_rows(model, rows, made_of.standardised)
+    known = _model_and_rows(model, dataclasses.replace(rows, files=given), made_of.standardised)[1] if given else None
     with busy("predicting"):
-        draws = predict_rows(named, found, described, num_samples=sample.draws, seed=sample.seed)
-        table = read_rows(described, optional=named.optional, undeclared=Undeclared(fitted=made_of.levels))
-        score = _score(named, found, described, table, sample)
+        draws = predict_rows(named, found, described, given=known, num_samples=sample.draws, seed=sample.seed)
+        undeclared = Undeclared(fitted=made_of.levels)
+        table = read_grouped(described, named.groups, optional=named.optional, undeclared=undeclared)
+        score = _score(named, found, described, known, table, sample)
     data: dict[str, Any] = {"draws": sample.draws, "sites": {name: list(v.shape[1:]) for name, v in draws.items()}}
     words = [f"{name}: {len(v):,} draws of shape {v.shape[1:]}, mean {v.mean():.4g}" for name, v in draws.items()]
     if table.dropped:
@@ -112,14 +130,17 @@ def _model_and_rows(
     return model.as_model(), described
 
 
-def _score(model: "Model", posterior: "Posterior", rows: "Rows", table: "Table", sample: SampleOptions) -> float | None:
+def _score(
+    model: "Model", posterior: "Posterior", rows: "Rows", given: "Rows | None", table: "Table", sample: SampleOptions
+) -> float | None:
     """The held-out log likelihood, where the rows have all that the model observes."""
     from epvi.prediction import log_predictive
     from epvi.site.tasks.predictive import row_sites
 
-    if table.left_out or not row_sites(model.function, model.fixed, table.columns).observed:
+    full = model.with_groups(1 if table.groups is None else len(table.groups))
+    if table.left_out or not row_sites(full.function, full.fixed, table.columns).observed:
         return None
-    score = log_predictive(model, posterior, rows, num_samples=sample.draws, seed=sample.seed)
+    score = log_predictive(model, posterior, rows, given=given, num_samples=sample.draws, seed=sample.seed)
     if not math.isfinite(score):
         raise EpviError(
             f"the rows' log predictive density is {score}: they have a value that the model cannot give. Mend it, or"

@@ -136,6 +136,11 @@ def _check_models(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
     if _compared(a) == _compared(b):
         return
     said = f"{fit.called} and {first.called}"
+    if a.groups != b.groups:
+        raise EpviError(
+            f"{said} integrated out the effects of different groups ({b.groups or 'none'}; {a.groups or 'none'}): name"
+            " the same column at every site, as in epvi.Model(..., groups=...)."
+        )
     name = _first_difference(a.fixed, b.fixed)
     if name is not None:
         raise EpviError(f"{said} have different values of the fixed argument {name!r}: fit all shards with the same.")
@@ -167,7 +172,7 @@ def _check_models(first: ShardFit | Scores, fit: ShardFit | Scores) -> None:
 def _compared(made_of: Provenance) -> tuple[Any, ...]:
     """All that is compared; NaN equals nothing, so that unequal ones may still agree."""
     coding = made_of.fixed, made_of.columns, made_of.levels, made_of.standardised
-    return *coding, made_of.prior_values, made_of.row_values
+    return *coding, made_of.groups, made_of.prior_values, made_of.row_values
 
 
 def _first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.file import pack_parts, unpack_parts
 from epvi.hub.posterior.multiplied import checked_and_multiplied
 from epvi.hub.posterior.parts import Choices, Parts
-from epvi.hub.posterior.summary import Derive, Summary, summarise, summary_of_draws
+from epvi.hub.posterior.summary import Derive, Summary, probabilities, summarise, summary_of_draws
 from epvi.hub.posterior.supports import resampled
 from epvi.hub.product.result import ProductMixture
 from epvi.hub.refine.step import Step
@@ -257,11 +257,32 @@ class Posterior:
         `of` computes derived quantities from draws, as in `of=lambda draws: {"odds ratio": np.exp(draws["w"])}`.
         """
         at_least("num_samples", num_samples, 2)
-        if not all(0 < q < 1 for q in quantiles):
-            raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
+        chosen = probabilities(quantiles)
         if self.chains is not None:
-            return summary_of_draws(self.chains.draws, self.space, quantiles, of)
-        return summarise(self, quantiles, num_samples, seed, of, self.effects)
+            return summary_of_draws(self.chains.draws, self.space, chosen, of)
+        return summarise(self, chosen, num_samples, seed, of, self.effects)
+
+    def groups(
+        self,
+        model: Any,
+        rows: Any,
+        *,
+        # As in `summary`.
+        quantiles: Sequence[float] = (0.05, 0.5, 0.95),
+        num_samples: int = _EXPORTED_DRAWS,
+        seed: Seed = 0,
+    ) -> Any:
+        """The posterior of the effects of the groups in these rows, for a model with `groups=`; `print` it for a table.
+
+        It is computed where the rows are, at draws of the shared parameters: `mean`, `sd` and `quantiles` by name of
+        the effect and group, `draws`, and `labels`, the groups as the column has them.
+        """
+        if not callable(getattr(model, "group_summary", None)) or getattr(model, "groups", None) is None:
+            raise EpviError("model has no groups: pass the epvi.Model(..., groups=...) that was fitted.")
+        levels = probabilities(quantiles)
+        draws, effects = jax.random.split(as_key(seed))
+        phi = self.theta(num_samples, seed=draws)
+        return model.group_summary(rows, self.space, self.fits[0].made_of, phi, levels, effects)
 
     def draws_frame(self, num_samples: int = _EXPORTED_DRAWS, *, seed: Seed = 0) -> "pyarrow.Table":
         """The draws of `sample` as an Arrow table with a column per scalar, named as in the summary (`w[0]`).

@@ -125,6 +125,13 @@ def summarise(
     return _table({p.name: parts[p.name] for p in space.parameters}, quantiles)
 
 
+def probabilities(quantiles: Sequence[float]) -> tuple[float, ...]:
+    """The probabilities of quantiles, checked."""
+    if not all(0 < q < 1 for q in quantiles):
+        raise EpviError(f"quantiles are {tuple(quantiles)}: pass probabilities between 0 and 1.")
+    return tuple(quantiles)
+
+
 def summary_of_draws(
     draws: Float[np.ndarray, "n d"], space: Space, quantiles: Sequence[float], of: Derive | None
 ) -> Summary:

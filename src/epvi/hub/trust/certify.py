@@ -28,6 +28,9 @@ from epvi.hub.trust.verdict import in_one_order, judge
 from epvi.parameters.space import Space
 from epvi.wire.answer import Scores
 
+# Largest error of integrals over group effects, in posterior sds. Judgement: as large as that of estimated scores.
+_MOST_OF_INTEGRALS = 0.1
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Certificate:
@@ -188,14 +191,14 @@ def certificate_of(
     """The certificate from checked scores.
 
     With `one_table` epvi itself has split the rows, so that equal scores of two shards do not mean that rows count
-    twice.
+    twice, and says by itself how well it has integrated out the effects of groups.
     """
     if not np.any(np.isfinite(answered.log_p)):
         raise EpviError("no draw of the posterior is possible for all shards: look at posterior.conflict().")
     weights = weigh(answered.proposal, answered.log_p, posterior.mixture, posterior.space)
     agreed = agreement_of([one.label for one in answered.scores], _tested(answered))
     judged = judge(posterior, answered, weights, agreed, accept_missing, one_table)
-    return Certificate(
+    made = Certificate(
         verdict=judged.verdict,
         text=judged.text,
         corrects=judged.corrects,
@@ -215,6 +218,27 @@ def certificate_of(
         faults=judged.faults,
         scales=judged.scales,
     )
+    groups = posterior.fits[0].made_of.groups
+    if not groups or one_table:
+        return made
+    return with_integrals(made, groups, sum(one.integral for one in answered.scores))
+
+
+def with_integrals(made: Certificate, groups: str, error: float) -> Certificate:
+    """The certificate of shared parameters, which judges how well sites have integrated out the effects of groups.
+
+    `error` is the sd, over draws of the shared parameters, of the error of their log density δ: a posterior mean is off
+    by Cov(θ, δ), at most sd(δ) posterior sds.
+    """
+    if error <= _MOST_OF_INTEGRALS:
+        said = (
+            f" It judges the shared parameters; the effects of {groups} were integrated out where their rows are, with"
+            f" errors that move no mean by more than {error:.1g} sds."
+        )
+        return dataclasses.replace(made, text=made.text + said)
+    finding = f"the integrals over the effects of {groups} may be off by what moves a mean by {error:.2g} sds"
+    faults = (*made.faults, Fault(Reason.INTEGRALS, finding))
+    return dataclasses.replace(made, verdict=Verdict.NOT, text=told(faults), faults=faults)
 
 
 def _tested(answered: Answered) -> Tested:

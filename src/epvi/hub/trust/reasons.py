@@ -56,6 +56,7 @@ class Reason(enum.StrEnum):
     EFFECTS = "effects"
     CHAINS = "chains"
     RUNS_DIFFER = "runs-differ"
+    INTEGRALS = "integrals"
     OTHER = "other"
 
 
@@ -106,6 +107,7 @@ _REMEDIES = {
         " of the model"
     ),
     Reason.RUNS_DIFFER: _REFINE,
+    Reason.INTEGRALS: "give each group fewer effects, or effects whose prior is nearer to a normal one",
     Reason.OTHER: "",
 }
 # Reasons that refinement rounds can remove.

@@ -47,7 +47,7 @@ def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray,
     assert target.conditional is not None
     pieces = []
     with jax.enable_x64(True), promotion_allowed():
-        for block, own in _blocks(columns):
+        for block, own in blocks(columns):
             slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
             pieces.append([np.asarray(part)[own] for part in (*values, *slopes)])
     return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
@@ -69,7 +69,7 @@ def conditional_values(target: Target, columns: Columns, phi: Float[np.ndarray, 
     # The last points are repeated, so that all calls have the same shape.
     padded = np.concatenate([phi, np.repeat(phi[-1:], -len(phi) % _POINTS_AT_ONCE, axis=0)])
     with jax.enable_x64(True), promotion_allowed():
-        for block, own in _blocks(columns):
+        for block, own in blocks(columns):
             found = [
                 target.conditional_values(jnp.asarray(some, jnp.float64), block)
                 for some in padded.reshape(-1, _POINTS_AT_ONCE, phi.shape[1])
@@ -93,7 +93,7 @@ def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> 
     return dict(sorted({**columns, PILOT: pilot}.items()))
 
 
-def _blocks(columns: Columns) -> Iterator[tuple[Columns, slice]]:
+def blocks(columns: Columns) -> Iterator[tuple[Columns, slice]]:
     """Blocks of bundles of one shape, each with the groups in it that count.
 
     The last one overlaps with the one before; a single one is filled with its last bundle, so that few programs serve

@@ -115,7 +115,7 @@ class EffectSearch(Held):
     def _candidates(self, rows: Mapping[str, np.ndarray]) -> list[FoundEffects]:
         """Parameters that rows read by one index only, those with most effects first."""
         groups: list[tuple[int, np.ndarray, set[str]]] = []
-        for gather, codes in self._codes(rows):
+        for gather, codes in self.codes(rows):
             for levels, known, together in groups:
                 if gather.levels == levels and np.array_equal(codes, known):
                     together |= gather.names
@@ -133,7 +133,7 @@ class EffectSearch(Held):
                 made.append(FoundEffects(GroupEffects(chosen, axes, levels), codes))
         return sorted(made, key=lambda one: -sum(space.by_name[name].size for name in one.effects.names))
 
-    def _codes(self, rows: Mapping[str, np.ndarray]) -> list[tuple[Gather, np.ndarray]]:
+    def codes(self, rows: Mapping[str, np.ndarray]) -> list[tuple[Gather, np.ndarray]]:
         """The gathers, each with the index of every row."""
         if self._gathers is None:
             self._gathers = self._look(rows)
@@ -164,8 +164,18 @@ class EffectSearch(Held):
 
 def find_effects(model: Model, target: Target, rows: Mapping[str, np.ndarray]) -> FoundEffects | None:
     """The group effects of a model that can be integrated out, if it has any."""
+    return _search(model, target, rows).find(rows)
+
+
+def levels_read(model: Model, target: Target, rows: Mapping[str, np.ndarray]) -> list[tuple[Gather, np.ndarray]]:
+    """All places where rows read entries of functions of θ by an index, each with the index of every row."""
+    with jax.enable_x64(True):
+        return _search(model, target, rows).codes(rows)
+
+
+def _search(model: Model, target: Target, rows: Mapping[str, np.ndarray]) -> EffectSearch:
     signature = tuple((name, column.shape[1:], column.dtype.str) for name, column in rows.items())
-    return kept((model.shared_key(), signature, "group effects"), lambda: EffectSearch(target)).find(rows)
+    return kept((model.shared_key(), signature, "group effects"), lambda: EffectSearch(target))
 
 
 def _gathers(program: Program, space: Space) -> list[Gather]:
@@ -215,12 +225,12 @@ def _kind(target: Target, found: FoundEffects, rows: Mapping[str, np.ndarray]) -
     likelihood = trace_by_level(target.log_likelihood, theta, some, places)
     if prior is None or likelihood is None or not prior.sums or not likelihood.gathered:
         return EffectKind.OTHER
-    if not _agrees(target, places, some, found.codes[:_ROWS_TO_TRY]):
+    if not agrees_by_level(target, places, some, found.codes[:_ROWS_TO_TRY]):
         return EffectKind.OTHER
     return EffectKind.VARYING if len(prior.shared_of_sums) or len(likelihood.shared_of_gathered) else EffectKind.FIXED
 
 
-def _agrees(target: Target, places: Places, some: Mapping[str, np.ndarray], codes: np.ndarray) -> bool:
+def agrees_by_level(target: Target, places: Places, some: Mapping[str, np.ndarray], codes: np.ndarray) -> bool:
     """Whether the densities by level are those of the model, with the levels in another order."""
     rng = np.random.default_rng(0)
     theta = 0.3 * rng.standard_normal(places.dim)

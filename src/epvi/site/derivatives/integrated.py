@@ -23,11 +23,14 @@ from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.group_effects import GroupEffects
 from epvi.site.derivatives.by_level import LevelProgram, Places, trace_by_level
 from epvi.site.derivatives.effect_audit import audit_of
+from epvi.site.derivatives.effect_draws import draw_effects, integral_errors
 from epvi.site.derivatives.groups import Groups, own
 from epvi.site.derivatives.integral import (
+    MOST_ON_A_GRID,
     Joint,
     Nodes,
     even_nodes,
+    finer_nodes_of,
     joint_at,
     log_integrals,
     moments,
@@ -102,6 +105,8 @@ class Marginal:
             conditional_values=self.conditional_values,
             audit=self.audit,
             links=self.links,
+            draw_effects=self.draw_effects,
+            integral_errors=self.integral_errors,
         )
 
     @functools.cached_property
@@ -141,6 +146,11 @@ class Marginal:
             return self.joint(phi, groups)[0], self._foreseen(fixed.astype(float), groups)
         start = jnp.zeros((groups.num_groups, self.places.per_level))
         return self.joint(phi, groups)[0], nodes_of(*self.joint(fixed, groups), start, groups.many)
+
+    def finer_at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
+        """The same with more nodes."""
+        start = jnp.zeros((groups.num_groups, self.places.per_level))
+        return self.joint(phi, groups)[0], finer_nodes_of(*self.joint(phi, groups), start)
 
     def joint(self, phi: Any, groups: Groups) -> tuple[Joint, Joint]:
         """The joint density of each group and its effects, and its part that is the effects' prior."""
@@ -215,6 +225,16 @@ class Marginal:
 
         return jax.jit(values)
 
+    @functools.cached_property
+    def draw_effects(self) -> Any:
+        """The function of several φ (S, p), a key and a block that gives moments and a draw of the effects at each."""
+        return jax.jit(functools.partial(draw_effects, self))
+
+    @functools.cached_property
+    def integral_errors(self) -> Any:
+        """The function of several φ (S, p) and a block that gives the error of the sum of its log integrals at each."""
+        return jax.jit(functools.partial(integral_errors, self))
+
     def _moments(self, phi: Any, groups: Groups) -> tuple[Any, Any, Any, Any]:
         """Mean, root of the covariance and shape of the groups' effects given φ, and the log integrals."""
         nodes, logs, log_integral = self._for_moments(phi, groups)
@@ -225,7 +245,7 @@ class Marginal:
     def _for_moments(self, phi: Any, groups: Groups) -> tuple[Nodes, Any, Any]:
         """Nodes and the joint density there, for moments; and the log integrals by the nodes of the integral."""
         joint, nodes = self.at(phi, groups)
-        if groups.many:
+        if groups.many or self.places.per_level > MOST_ON_A_GRID:
             logs = joint_at(joint, nodes)
             return nodes, logs, jax.nn.logsumexp(logs, axis=0)
         # Where the even nodes are is a constant for derivatives.

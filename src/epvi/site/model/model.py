@@ -21,6 +21,7 @@ from epvi.ground.compiled import rename
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
 from epvi.parameters.space import Parameter, Space
+from epvi.site.model.declaration import checked_groups, refuse_groups
 from epvi.site.model.example_runs import FEW, MANY, take
 from epvi.site.model.inspection import Inspection, inspect_model
 from epvi.site.model.likeness import likeness
@@ -35,15 +36,28 @@ class Model:
     column, which `predict` does not need). `exchangeable` names groups of parameters whose leading axes may be permuted
     together without changing the model ("name@1" stands for the next axis); subposteriors are then aligned before they
     are multiplied. By default such groups are looked for; with `exchangeable=[]` none is aligned.
+
+    `groups="hospital"` names the column of groups whose effects stay where their rows are: epvi gives the function the
+    argument `hospital` as the number of each row's group (from 0, whatever the column holds) and `num_hospital` as the
+    number of groups. Latents with an axis of that length are integrated out, group by group; fits are of the others.
     """
 
+    # The column of groups whose effects are integrated out at the site; None if there is none.
+    groups: str | None = None
     # Key of this model's compiled programs in `ground.compiled`; None before first use.
     _key: Hashable | None = None
     # Predictive quantities at draws of θ: assigned in site/tasks/predictive.py, a higher layer.
     replies: ClassVar[Callable[..., dict[str, dict[str, np.ndarray]]]]
+    # The effects of the groups of a site: assigned in site/tasks/group_summary.py.
+    group_summary: ClassVar[Callable[..., Any]]
 
     def __init__(
-        self, function: Callable, *, exchangeable: Sequence[Sequence[str]] | None = None, **fixed: Any
+        self,
+        function: Callable,
+        *,
+        exchangeable: Sequence[Sequence[str]] | None = None,
+        groups: str | None = None,
+        **fixed: Any,
     ) -> None:
         if not callable(function):
             raise EpviError(f"the model is a {type(function).__name__}: pass a NumPyro model function.")
@@ -58,6 +72,22 @@ class Model:
         unknown = [name for name in fixed if name not in self._arguments and not self._takes_anything]
         if unknown:
             raise EpviError(f"{self.name} has no argument {unknown[0]!r}: it takes {', '.join(self._arguments)}.")
+        if groups is not None:
+            self.groups = checked_groups(self.name, self._arguments, fixed, groups)
+
+    def with_groups(self, num_groups: int) -> "Model":
+        """The same model for rows with so many groups, whose effects are parameters like the others."""
+        if self.groups is None:
+            return self
+        made = self.with_fixed({f"num_{self.groups}": num_groups})
+        made.groups = None
+        return made
+
+    def with_fixed(self, fixed: Mapping[str, Any]) -> "Model":
+        """The same model with these arguments fixed, too."""
+        made = copy.copy(self)
+        made.fixed, made._key = {**self.fixed, **fixed}, None
+        return made
 
     @staticmethod
     def from_log_density(
@@ -85,7 +115,8 @@ class Model:
 
     def takes(self, name: str) -> bool:
         """Whether the model has an argument of this name that is not fixed."""
-        return name not in self.fixed and (name in self._named() or self._takes_anything)
+        given = {*self.fixed, f"num_{self.groups}"} if self.groups else self.fixed
+        return name not in given and (name in self._named() or self._takes_anything)
 
     @property
     def optional(self) -> list[str]:
@@ -94,7 +125,8 @@ class Model:
 
     def _named(self) -> list[str]:
         kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-        return [name for name, a in self._arguments.items() if name not in self.fixed and a.kind not in kinds]
+        given = {*self.fixed, f"num_{self.groups}"} if self.groups else self.fixed
+        return [name for name, a in self._arguments.items() if name not in given and a.kind not in kinds]
 
     def columns(self, names: Sequence[str]) -> None:
         """Refuse columns that are not arguments, and required arguments without a column."""
@@ -155,6 +187,7 @@ class Model:
 
     def on(self, rows: Mapping[str, np.ndarray]) -> Target:
         """The target for rows with these columns; traces the model on the first rows."""
+        refuse_groups(self.name, self.groups)
         self.columns(list(rows))
         found = inspect_model(self.function, self.fixed, rows, self.exchangeable or ())
         return Target(

@@ -57,6 +57,10 @@ class Target:
     conditional_values: Callable[[Float[AnyArray, "S d"], Block], tuple] | None = None
     # The function that judges approximate distributions of the effects (see `site/derivatives/effect_audit.py`).
     audit: Callable[..., Any] | None = None
+    # The functions of several φ and a block that give moments and draws of the effects given each, and the errors of
+    # the integrals over them (see `site/derivatives/effect_draws.py`).
+    draw_effects: Callable[[Float[AnyArray, "S d"], Any, Block], tuple] | None = None
+    integral_errors: Callable[[Float[AnyArray, "S d"], Block], Any] | None = None
     # The function of a block to derivatives of its rows that are computed otherwise than through this target's own
     # linear predictors (see `site/derivatives/through_marginal.py`), if there is any; otherwise None.
     links: Callable[[Block], Any] | None = None

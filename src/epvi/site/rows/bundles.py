@@ -41,6 +41,10 @@ class Bundles:
         # In the order in which JAX passes them to programs.
         return dict(sorted({**made, LOCAL: self.local, COUNT: self.count, LEVELS: self.levels}.items()))
 
+    def unnumbered(self, columns: Columns) -> Columns:
+        """The same where the numbers of groups mean nothing: those that are there have the number 0."""
+        return {**self.columns(columns), LEVELS: np.minimum(self.levels, 0)}
+
     @staticmethod
     def joined(parts: Sequence["Bundles"]) -> "Bundles":
         """The bundles of several parts, one part after the other."""

@@ -75,6 +75,11 @@ def _column(name: str, values: Any) -> np.ndarray:
     return column
 
 
+def length(columns: Columns) -> int:
+    """The number of entries of every column."""
+    return len(next(iter(columns.values())))
+
+
 def constant_columns(columns: Columns) -> list[str]:
     """Names of the columns, and of columns of matrices, that have the same value in every row."""
     found = []

@@ -103,20 +103,20 @@ class Rows:
         also: str | None = None,
         *,
         keep: bool = False,
+        apart: str | None = None,
         optional: Container[str] = (),
         undeclared: Undeclared = REFUSED,
     ) -> Table:
         """Read and check the rows.
 
         `also` names a further source column, returned unconverted in the table's `extra`; if every column is an
-        argument, this one is not, unless `keep`. `optional` arguments are left out when the source has none of their
-        columns. `undeclared` says how to treat categorical columns without `levels`.
+        argument, this one is not, unless `keep`. The argument `apart` is not made but returned there, too. `optional`
+        arguments are left out when the source has none of their columns. `undeclared` says how to treat categorical
+        columns without `levels`.
         """
         parts = open_source(self.source)
-        extra = also
-        if extra not in parts[0].names and isinstance(self.columns.get(str(also)), str):
-            extra = str(self.columns[str(also)])
-        arguments = self._arguments(parts, also, keep, optional)
+        extra = {name: self._source_of(name, parts[0]) for name in (also, apart) if name is not None}
+        arguments = self._arguments(parts, None if keep else also, apart, optional)
         standardise = self.standardise if isinstance(self.standardise, dict) else {}
         unknown = [] if self.columns else parts[0].lacks((*standardise, *self.levels, *self.limits))
         if unknown:
@@ -131,16 +131,21 @@ class Rows:
             self.drop_missing,
             undeclared,
         )
-        table = assemble(parts, plan, extra)
+        table = assemble(parts, plan, list(dict.fromkeys(extra.values())))
         return dataclasses.replace(
             table,
-            extra={} if also is None else {also: table.extra[str(extra)]},
-            left_out=tuple(one for one in self._listed if one not in arguments),
+            extra={name: table.extra[source] for name, source in extra.items()},
+            left_out=tuple(one for one in self._listed if one not in arguments and one.name != apart),
             hash_key=self.hash_key,
         )
 
+    def _source_of(self, name: str, part: TablePart) -> str:
+        """The source column of this name, or the one of which the argument of this name is made."""
+        made_of = self.columns.get(name)
+        return made_of if name not in part.names and isinstance(made_of, str) else name
+
     def _arguments(
-        self, parts: list[TablePart], also: str | None, keep: bool, optional: Container[str]
+        self, parts: list[TablePart], further: str | None, apart: str | None, optional: Container[str]
     ) -> tuple[Argument, ...]:
         there = parts[0].names
         if not self.columns:
@@ -151,8 +156,8 @@ class Rows:
                         f"{part.said} has a column {more[0]!r}, which {parts[0].said} has not: give all files the same"
                         " columns, or name the columns to use."
                     )
-            return tuple(Argument(name, (name,), False) for name in there if name != also or keep)
-        listed = self._listed
+            return tuple(Argument(name, (name,), False) for name in there if name not in (further, apart))
+        listed = [one for one in self._listed if one.name != apart]
         found = [
             one for one in listed if one.name not in optional or len(parts[0].lacks(one.sources)) < len(one.sources)
         ]
@@ -184,25 +189,29 @@ def read_rows(
     also: str | None = None,
     *,
     keep: bool = False,
+    apart: str | None = None,
     optional: Container[str] = (),
     undeclared: Undeclared = REFUSED,
 ) -> Table:
     """Read rows from a `Rows`, a path or glob, a data frame or a mapping of arrays; arguments as of `Rows.read`."""
     rows = rows if isinstance(rows, Rows) else Rows(rows)
     raw = raw_columns(rows.source) if rows.is_plain else {}
-    if not rows.is_plain or any(needs_levels(column) for name, column in raw.items() if name != also or keep):
-        return rows.read(also, keep=keep, optional=optional, undeclared=undeclared)
-    if also is None:
-        return Table(as_columns(raw), hash_key=rows.hash_key)
-    if also not in raw:
-        raise EpviError(f"there is no column {also!r} to split by: the rows have {', '.join(raw)}.")
-    table = Table(as_columns({name: c for name, c in raw.items() if name != also or keep}), extra={also: raw[also]})
-    table = dataclasses.replace(table, hash_key=rows.hash_key)
-    length = plain_array(also, raw[also]).shape[:1]
-    if length not in ((), (table.num_rows,)):
-        raise EpviError(
-            f"column {also!r} has {length[0]:,} entries and the others {table.num_rows:,}: one per row in each."
-        )
+    own = {name: column for name, column in raw.items() if name != apart and (name != also or keep)}
+    if not rows.is_plain or any(map(needs_levels, own.values())):
+        return rows.read(also, keep=keep, apart=apart, optional=optional, undeclared=undeclared)
+    further = [name for name in (also, apart) if name is not None]
+    for name in further:
+        if name not in raw:
+            purpose = "group" if name == apart else "split"
+            raise EpviError(f"there is no column {name!r} to {purpose} by: the rows have {', '.join(raw)}.")
+    extra = {name: raw[name] for name in further}
+    table = Table(as_columns(own) if own or not extra else {}, extra=extra, hash_key=rows.hash_key)
+    for name in further:
+        length = plain_array(name, raw[name]).shape[:1]
+        if length not in ((), (table.num_rows,)):
+            raise EpviError(
+                f"column {name!r} has {length[0]:,} entries and the others {table.num_rows:,}: one per row in each."
+            )
     return table
 
 

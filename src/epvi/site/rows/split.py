@@ -76,19 +76,24 @@ def split_by(rows: Mapping[str, Any], by: str) -> Split:
     """One shard per distinct value of a column (numbers, text or dates), in sorted order."""
     if by not in rows:
         raise EpviError(f"there is no column {by!r} to split by: the rows have {', '.join(map(str, rows))}.")
-    column = plain_array(by, rows[by])
+    values, shard = distinct(by, rows[by], "shard")
+    if len(values) < 2:
+        raise EpviError(f"column {by!r} has one value in all rows: there is nothing to split by.")
+    sizes = np.bincount(shard, minlength=len(values))
+    labels = tuple(shown(f"{m + 1} of {len(values)} ({by} = {value})") for m, value in enumerate(values))
+    return Split(tuple(np.split(np.argsort(shard, kind="stable"), np.cumsum(sizes)[:-1])), sizes, labels)
+
+
+def distinct(name: str, column: Any, what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct values of a column in order, and the number of each row's; `what` is what every row needs."""
+    column = plain_array(name, column)
     if column.ndim != 1:
-        raise EpviError(f"column {by!r} has shape {column.shape}: split by a column with one value per row.")
+        raise EpviError(f"column {name!r} has shape {column.shape}: a {what} needs a column with one value per row.")
     if column.dtype.kind == "O":
         missing = sum(value is None or value != value for value in column)
         column = column.astype(str)
     else:
         missing = int(np.count_nonzero(column != column))
     if missing:
-        raise EpviError(f"column {by!r} has {missing:,} missing values: every row needs a shard.")
-    values, shard = np.unique(column, return_inverse=True)
-    if len(values) < 2:
-        raise EpviError(f"column {by!r} has one value in all rows: there is nothing to split by.")
-    sizes = np.bincount(shard, minlength=len(values))
-    labels = tuple(shown(f"{m + 1} of {len(values)} ({by} = {value})") for m, value in enumerate(values))
-    return Split(tuple(np.split(np.argsort(shard, kind="stable"), np.cumsum(sizes)[:-1])), sizes, labels)
+        raise EpviError(f"column {name!r} has {missing:,} missing values: every row needs a {what}.")
+    return np.unique(column, return_inverse=True)

@@ -6,7 +6,7 @@ large, into memory-mapped files.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -136,8 +136,10 @@ class Table:
     levels: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     # Number of rows dropped for missing values.
     dropped: int = 0
-    # A further source column, unconverted.
+    # Further source columns, unconverted.
     extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+    # The groups of a model with groups, as the column has them; `columns` has the number of each row's.
+    groups: np.ndarray | None = None
     # Optional arguments that were left out because the source has none of their columns.
     left_out: tuple[Argument, ...] = ()
     # Key of the hash of the rows.
@@ -146,15 +148,15 @@ class Table:
     @property
     def num_rows(self) -> int:
         """The number of rows."""
-        return len(next(iter(self.columns.values())))
+        return len(next(iter({**self.columns, **self.extra}.values())))
 
 
-def assemble(parts: list[TablePart], plan: TablePlan, also: str | None) -> Table:
-    """Read the columns that the plan needs, and `also` a further one, and make the arguments."""
+def assemble(parts: list[TablePart], plan: TablePlan, also: Sequence[str]) -> Table:
+    """Read the columns that the plan needs, and `also` further ones, and make the arguments."""
     import pyarrow
 
     wanted = plan.sources()
-    further = [] if also is None or also in wanted else [also]
+    further = [name for name in also if name not in wanted]
     source = open_columns(parts, wanted + further, {**plan.fitted(), **plan.codes})
     plan = plan.settled(source)
     source.refuse_misread([name for name in wanted if name not in plan.names])
@@ -219,12 +221,14 @@ def _row_type(source: CompleteRows, plan: TablePlan, argument: Argument) -> tupl
     return source.row_shape(name), _unit_dtype(dtype) if name in plan.units else dtype
 
 
-def _fill(placed: dict[str, Store], source: CompleteRows, plan: TablePlan, also: str | None) -> tuple[Units, Columns]:
-    """Read all rows into the stores, applying given units; returns the columns' own units, and the `also` column."""
+def _fill(
+    placed: dict[str, Store], source: CompleteRows, plan: TablePlan, also: Sequence[str]
+) -> tuple[Units, Columns]:
+    """Read all rows into the stores, applying given units; returns the columns' own units, and the `also` columns."""
     names = plan.sources()
     dtypes = {name: source.dtype(name) for name in names if name in plan.units}
     tallies = {name: RunningStats(name) for name in plan.self_standardised()}
-    extra = []
+    extra: dict[str, list[Any]] = {name: [] for name in also}
     for values, chunk in source.rows(AskedColumns(names, plan.codes, plan.names, plan.limits, plan.drop_missing)):
         for name, tally in tallies.items():
             tally.add(values[name])
@@ -233,9 +237,10 @@ def _fill(placed: dict[str, Store], source: CompleteRows, plan: TablePlan, also:
         for argument in plan.arguments:
             if argument.name in placed:
                 _place(values, placed[argument.name], argument, plan)
-        extra += [] if also is None else [cells.unchanged(chunk[also])]
+        for name, cut in extra.items():
+            cut.append(cells.unchanged(chunk[name]))
     own = {name: units for name, tally in tallies.items() if (units := tally.units()) is not None}
-    return own, {} if also is None else {also: np.concatenate(extra)}
+    return own, {name: np.concatenate(cuts) for name, cuts in extra.items()}
 
 
 def _place(values: dict[str, np.ndarray], store: Store, argument: Argument, plan: TablePlan) -> None:

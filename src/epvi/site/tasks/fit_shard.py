@@ -16,19 +16,19 @@ from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
 from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.ground.verb import verb
-from epvi.ground.version import __version__
-from epvi.site.derivatives.passes import Programs, programs_of
+from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Report, Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.fit.inference import Inference, LocalFit
 from epvi.site.fit.nvi import NVI
 from epvi.site.model.model import Model
-from epvi.site.rows.columns import Columns
-from epvi.site.rows.rows import read_rows, with_constants
+from epvi.site.rows.columns import Columns, length
+from epvi.site.rows.grouped_table import read_grouped
+from epvi.site.rows.rows import with_constants
 from epvi.site.rows.table import Table
-from epvi.site.tasks.fingerprint import hash_each, hash_fixed, hash_rows, model_values
-from epvi.site.tasks.labels import settle_labels
+from epvi.site.tasks.fingerprint import hash_each, hash_rows
+from epvi.site.tasks.prepared import prepared
 from epvi.wire.shard_fit import Part, Provenance, ShardFit, informs
 
 ONE_SITE = "they must be the same at every site, and epvi stats and epvi pool give them."
@@ -51,24 +51,26 @@ def fit_shard(
     model, inference = as_model(model), as_inference(inference)
     index, num_shards = parse_shard(shard)
     part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
-    return fit_table(model, read_rows(with_constants(rows, ONE_SITE)), part, inference, seed)
+    return fit_table(model, read_grouped(with_constants(rows, ONE_SITE), model.groups), part, inference, seed)
 
 
 @verb("fitting the shard")
 def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed: Seed) -> ShardFit:
     """Fit a table of rows that has been read."""
-    columns = table.columns
-    programs = programs_of(model, columns)
-    programs.target.check(columns)
-    model, programs, unaligned = settle_labels(model, programs, columns)
+    programs, columns, made_of = prepared(model, table)
     plan = FitPlan(
         inference,
-        block_size(programs, columns, table.num_rows, inference.points_at_once),
+        block_size(programs, columns, length(columns), inference.points_at_once),
         np.asarray(jax.random.key_data(as_key(seed))),
-        provenance(model, programs, table, unaligned),
+        made_of,
         table.hash_key,
+        programs.target.bundle,
     )
     made = fit_columns(programs, columns, part, plan)
+    if table.groups is not None:
+        # The hash of the rows themselves, whose order does not matter, and not of bundles of groups.
+        made_of = dataclasses.replace(made.made_of, rows=hash_rows(table.columns, table.hash_key))
+        made = dataclasses.replace(made, made_of=made_of)
     logger.info("%s", made.account)
     return made
 
@@ -104,22 +106,6 @@ class FitPlan:
 @compiled
 def _keys(key: Any, shards: Any) -> tuple[jax.Array, jax.Array]:
     return jax.random.fold_in(key, SeedStream.COMMON), jax.vmap(jax.random.fold_in, (None, 0))(key, shards)
-
-
-def provenance(model: Model, programs: Programs, table: Table, unaligned: tuple[str, ...] = ()) -> Provenance:
-    """The provenance of fits of this model to such rows, without inference, key and hash of the rows."""
-    prior_values, row_values = model_values(programs, table.columns)
-    return Provenance(
-        model=model.name,
-        prior_values=prior_values,
-        row_values=row_values,
-        fixed=hash_fixed(model.fixed),
-        columns=table.sources,
-        standardised=table.standardised,
-        levels=table.levels,
-        unaligned=unaligned,
-        version=__version__,
-    )
 
 
 def settings_of(settings: Any) -> dict[str, Any]:
@@ -224,11 +210,10 @@ def subposterior(model: Any, rows: Any, shard: str, *, prior: Any = None) -> Sub
     """
     model = as_model(model)
     _, num_shards = parse_shard(shard)
-    table = read_rows(with_constants(rows, ONE_SITE))
-    programs = programs_of(model, table.columns)
-    programs.target.check(table.columns)
-    size = block_size(programs, table.columns, table.num_rows, 1)
-    made = Subposterior.of(programs, table.columns, as_share(prior, num_shards), size)
+    table = read_grouped(with_constants(rows, ONE_SITE), model.groups)
+    programs, columns, _ = prepared(model, table, labels=False)
+    size = block_size(programs, columns, length(columns), 1)
+    made = Subposterior.of(programs, columns, as_share(prior, num_shards), size)
     made.refuse_outside()
     return made.bounded()
 

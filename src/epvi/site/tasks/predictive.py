@@ -149,6 +149,11 @@ def replies(
     A model given by log densities has log likelihoods only: it cannot draw rows, and does not say which columns are
     observed.
     """
+    if self.groups is not None:
+        raise EpviError(
+            "a model with groups gives no log likelihoods and predictions by itself, which need the groups' effects:"
+            " use epvi.predict and epvi.log_predictive with given=rows, and posterior.groups."
+        )
     columns = _coded(rows, made_of)
     programs = programs_of(self, columns)
     same_space(space, programs.target.space)

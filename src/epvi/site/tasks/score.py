@@ -17,13 +17,14 @@ from epvi.ground.log import logger
 from epvi.ground.verb import verb
 from epvi.site.derivatives.averages import average_curve
 from epvi.site.derivatives.expansions import Taylors
-from epvi.site.derivatives.passes import Programs, programs_of
+from epvi.site.derivatives.passes import Programs
 from epvi.site.derivatives.subposterior import Curve, Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
-from epvi.site.rows.columns import Columns
+from epvi.site.rows.columns import Columns, length
+from epvi.site.rows.grouped_table import read_grouped
 from epvi.site.rows.levels import Undeclared
-from epvi.site.rows.rows import read_rows, with_constants
+from epvi.site.rows.rows import with_constants
 from epvi.site.tasks.answers import (
     POINTS_AT_ONCE,
     Answers,
@@ -38,8 +39,10 @@ from epvi.site.tasks.answers import (
 )
 from epvi.site.tasks.answers_expanded import by_expansions
 from epvi.site.tasks.fingerprint import hash_rows
-from epvi.site.tasks.fit_shard import ONE_SITE, as_model, parse_shard, provenance
+from epvi.site.tasks.fit_shard import ONE_SITE, as_model, parse_shard
+from epvi.site.tasks.integral_error import integral_error
 from epvi.site.tasks.predictive import same_coding, same_space
+from epvi.site.tasks.prepared import prepared
 from epvi.site.tasks.score_many import ManyParameters, sampling_pays, too_many
 from epvi.wire.answer import Derivatives, Expected, Scores, Variation
 from epvi.wire.request import Draws
@@ -61,18 +64,18 @@ def score(model: Any, rows: Any, draws: Draws, shard: str, *, exact: bool = Fals
     if num_shards != part.num_shards:
         count = part.num_shards
         raise EpviError(f'shard is {shard!r}, but the draws are for {count} shards: write "{index}/{count}".')
-    table = read_rows(with_constants(rows, ONE_SITE), undeclared=Undeclared(fitted=draws.made_of.levels))
-    programs = programs_of(model, table.columns)
+    undeclared = Undeclared(fitted=draws.made_of.levels)
+    table = read_grouped(with_constants(rows, ONE_SITE), model.groups, undeclared=undeclared)
+    programs, columns, made_of = prepared(model, table, labels=False)
     same_space(draws.space, programs.target.space)
     same_coding(draws.made_of, table)
-    programs.target.check(table.columns)
-    made_of = dataclasses.replace(
-        provenance(model, programs, table), rows=hash_rows(table.columns, table.hash_key), study=draws.made_of.study
-    )
-    size = block_size(programs, table.columns, table.num_rows, POINTS_AT_ONCE)
+    made_of = dataclasses.replace(made_of, rows=hash_rows(table.columns, table.hash_key), study=draws.made_of.study)
+    size = block_size(programs, columns, length(columns), POINTS_AT_ONCE)
     # How many rows other sites have is not known: as many, as far as that goes.
     asking = Asking(size, made_of, exact, share=1 / num_shards)
-    made = answer_columns(programs, table.columns, draws, part, asking)
+    made = answer_columns(programs, columns, draws, part, asking)
+    if model.groups is not None:
+        made = dataclasses.replace(made, integral=integral_error(programs.target, columns, draws.theta))
     logger.info("%s", made.account)
     return made
 

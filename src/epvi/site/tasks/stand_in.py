@@ -20,14 +20,13 @@ from epvi.gaussian.structures import Full
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
 from epvi.ground.verb import verb
-from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.fit.inference import LocalFit
 from epvi.site.fit.nvi import NVI
 from epvi.site.rows.columns import generator
-from epvi.site.rows.rows import read_rows
-from epvi.site.tasks.fit_shard import FitPlan, as_model, as_share, parse_shard, provenance
-from epvi.site.tasks.labels import settle_labels
+from epvi.site.rows.grouped_table import read_grouped
+from epvi.site.tasks.fit_shard import FitPlan, as_model, as_share, parse_shard
+from epvi.site.tasks.prepared import prepared
 from epvi.wire.shard_fit import Part, ShardFit
 
 # Largest sd of r, in nats, at draws of the Gaussian and at draws twice as wide. Judgement: the first bounds the shift
@@ -54,13 +53,9 @@ def stand_in(
     model = as_model(model)
     index, num_shards = parse_shard(shard)
     part = Part(index, num_shards, f"{index} of {num_shards}", as_share(prior, num_shards))
-    table = read_rows(like)
-    columns = table.columns
-    programs = programs_of(model, columns)
-    programs.target.check(columns)
-    model, programs, unaligned = settle_labels(model, programs, columns)
+    programs, _, made_of = prepared(model, read_grouped(like, model.groups))
     key = as_key(seed)
-    plan = FitPlan(_INFERENCE, 1, np.asarray(jax.random.key_data(key)), provenance(model, programs, table, unaligned))
+    plan = FitPlan(_INFERENCE, 1, np.asarray(jax.random.key_data(key)), made_of)
     if part.prior == 0 or plan.made_of.flat_prior:
         raise EpviError(
             f"shard {part.label} holds nothing without rows, because its share of the prior is flat: leave it out."
