@@ -244,7 +244,7 @@ class Subposteriors:
         weights[: len(shards)] = self.weights[shards]
         return weights
 
-    def window(self, call: Call) -> tuple[Columns, np.ndarray | None]:
+    def window(self, call: Call) -> tuple[Any, Any]:
         """The window of rows of a call, and their weights if rows have some."""
         if self.windows.num_rows <= self.windows.window:
             return self._only_window
