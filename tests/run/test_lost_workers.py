@@ -165,6 +165,7 @@ print("all the same", all(same(before, one) for one in got), len(got) > 0)
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_one_thread_leaves_the_fit_of_another_alone(tmp_path):
     code = _TWO_THREADS.format(tests=str(Path(__file__).parents[1]), folder=str(tmp_path))
     assert in_a_process(code).splitlines() == ["interrupted", "all the same True True"]

@@ -80,6 +80,7 @@ def test_the_model_of_a_study_has_the_groups_that_it_names(folder):
     refused(lambda: load_study("study.toml").model(), "the study lacks the groups of model.py:declared")
 
 
+@pytest.mark.slow
 def test_groups_on_the_command_line(folder):
     columns = ("--rows", "north.csv", "--column", "hospital=clinic", "--column", "age=age", "--y", "weeks")
     said = call("shard", "model.py:recovery", *columns, "--groups", "hospital", "--shard", "1/2", "-o", "one.epvi")

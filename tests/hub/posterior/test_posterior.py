@@ -14,6 +14,7 @@ from scipy.special import logsumexp
 import epvi
 from epvi.gaussian.mixture import Estimate
 from epvi.ground.status import Status, StatusCode
+from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.reasons import Verdict
 from epvi.models import grid_places, logistic, poisson, simulate_logistic, simulate_tlsa, tlsa
@@ -65,7 +66,7 @@ def test_sds_of_single_parameters_are_corrected_in_draws_and_summaries(posterior
         sd_ratios=(1.0, 1.0),
         elbo=nothing,
         log_evidence=None,
-        conflict=(1.0,) * 3,
+        agreement=Agreement(Accord.UNTESTED, "not tested.", ("1", "2", "3"), (1.0,) * 3),
         theta=np.zeros((count, 3)),
         weights=np.full(count, 1 / count),
         own=np.full(count, 1 / count),

@@ -258,7 +258,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", quick_for(WIDE, ("tlsa",)))
+@pytest.mark.parametrize("name", quick_for(WIDE, ("many numbers",)))
 def test_many_numbers_a_row_go_through_one_wide_predictor(name):
     rows = {"x": X, "y": NUMBERS}
     sub = subposterior(WIDE[name], rows)

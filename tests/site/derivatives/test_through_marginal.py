@@ -64,7 +64,7 @@ def target_of(model):
     return IntegratedModel(made, found.effects).on(columns), columns
 
 
-@pytest.mark.parametrize("near", [False, True])
+@pytest.mark.parametrize("near", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "model",
     [

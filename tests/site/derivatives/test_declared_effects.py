@@ -70,10 +70,16 @@ def test_five_effects_of_normal_rows_are_integrated_out_exactly():
         covariance = 0.25 * np.eye(len(same)) + t * same + w * ward
         wanted = multivariate_normal(np.full(len(same), phi[0]), covariance).logpdf(rows["y"])
         assert total(target, columns, phi) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.slow
+def test_integrals_of_normal_rows_have_no_error():
+    _, target, columns = target_of(False)
     phi = np.array([0.3, 0.0, -0.5]) + 0.1 * np.random.default_rng(0).standard_normal((16, 3))
     assert integral_error(target, columns, phi) < 1e-8
 
 
+@pytest.mark.slow
 def test_five_effects_of_binary_rows_and_the_error_that_is_measured():
     rows, target, columns = target_of(True)
     # By plain Monte Carlo from the prior of the effects: a naive transliteration, with its standard error.
