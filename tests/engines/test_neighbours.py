@@ -43,7 +43,8 @@ print(got[0] == got[1], np.allclose(got[0], mean(), rtol=1e-12))
 """
 
 
-@pytest.mark.parametrize("how", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["fork", "forkserver"])
 def test_a_fit_inside_a_daemonic_process_works(how):
     code = _BEGIN + _DAEMONS.format(how=how)
     assert in_a_process(code, "-W", "ignore").splitlines() == ["True True"]

@@ -100,7 +100,7 @@ def test_models_whose_derivatives_cannot_be_averaged_in_each_row_are_told_apart(
 
 
 @pytest.mark.parametrize("model", AVERAGED + OTHERS)
-@pytest.mark.parametrize("form", [WHOLE, DIAGONALS])
+@pytest.mark.parametrize("form", [WHOLE, pytest.param(DIAGONALS, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("count", [pytest.param(12, marks=pytest.mark.slow), 7])
 def test_the_average_curve_of_a_shard_is_the_average_of_its_curves(model, form, count):
     programs, rows, rng = some_rows(model)

@@ -244,6 +244,7 @@ def test_many_parameters_are_fitted_by_first_derivatives(structure, d):
         np.testing.assert_allclose(fit.mixture.covariances()[0], scale**2, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_spheres_along_a_ridge_are_kept():
     precision = np.linalg.inv(np.array([[1.0, 0.999], [0.999, 1.0]]))
     fits = [
