@@ -58,9 +58,9 @@ def compiled_once():
     with pytest.MonkeyPatch.context() as patch:
         known, model_named = {}, references.model_named
 
-        def remembered(name, fixed=None, folder=None):
+        def remembered(name, fixed=None, folder=None, groups=None):
             if name not in known:
-                known[name] = model_named(name, fixed, folder)
+                known[name] = model_named(name, fixed, folder, groups=groups)
             return known[name]
 
         patch.setattr("epvi.study.references.model_named", remembered)
