@@ -31,8 +31,11 @@ def effective(text):
     return float(re.search(r"sampled: (?:about )?([\d,]+) effective", text).group(1).replace(",", ""))
 
 
-def run_block(path):
-    (block,) = code_blocks(path)
+def run_block(path, number=1, of=1):
+    """The output of the block with this number, and its text; there are `of` blocks on the page."""
+    blocks = code_blocks(path)
+    assert len(blocks) == of
+    block = blocks[number - 1]
     command = [sys.executable, "-W", "error", "-c", block]
     return block, subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
@@ -180,8 +183,16 @@ def test_the_handover_page_names_every_entry_and_every_support():
 
 
 @pytest.mark.docs
+def test_the_first_sites_own_groups_are_told_and_no_others():
+    _, printed = run_block("docs/multi-site.md", 1, of=2)
+    assert "Aar" in printed
+    assert "Brig" in printed
+    assert "Chur" not in printed
+
+
+@pytest.mark.docs
 def test_two_files_of_one_site_tell_a_row_as_the_guide_warns():
-    _, printed = run_block("docs/multi-site.md")
+    _, printed = run_block("docs/multi-site.md", 2, of=2)
     told, true = (re.findall(r"-?\d+\.?\d*", line) for line in printed.splitlines())
     np.testing.assert_allclose(np.array(told, float), np.array(true, float), atol=0.05)
 
