@@ -24,6 +24,7 @@ from scipy.special import logsumexp
 from sentences import refused
 
 import epvi
+from epvi.hub.trust.chains import Chains
 from epvi.models import multinomial, simulate_multinomial
 from epvi.site.derivatives.passes import programs_of
 
@@ -149,6 +150,19 @@ def test_the_tree_has_the_groups_of_arviz(tree):
 
 def test_a_posterior_alone_gives_its_group_alone(posterior):
     assert set(posterior.to_arviz(64).children) == {"posterior"}
+
+
+def test_chains_of_nuts_stay_chains_in_their_order(posterior, monkeypatch):
+    walk = np.cumsum(np.random.default_rng(1).normal(size=(3, 400, posterior.space.dim)), axis=1) / 20
+    chains = Chains(walk, 0, 100, 1.0)
+    monkeypatch.setattr(epvi.Posterior, "chains", property(lambda _: chains))
+    made = posterior.to_arviz(600, seed=3)["posterior"]
+    at = posterior.space.slices["w"]
+    np.testing.assert_array_equal(made["w"].values, walk[:, ::2, at])
+    # The chains have not mixed, and ArviZ sees it.
+    assert float(arviz_stats.rhat(made, var_names=["w"])["w"].max()) > 1.1
+    refused(lambda: posterior.to_arviz(600, num_chains=4), "NUTS ran 3 chains: leave num_chains out")
+    refused(lambda: posterior.to_arviz(1500), "num_samples is 1,500, but NUTS drew 1,200")
 
 
 def test_the_log_likelihood_is_that_of_log_predictive(posterior, tree):

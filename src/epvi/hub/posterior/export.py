@@ -16,6 +16,7 @@ from epvi.ground.status import Status
 from epvi.ground.validation import at_least
 from epvi.ground.version import __version__
 from epvi.hub.posterior.parts import Choices
+from epvi.hub.trust.chains import Chains
 from epvi.parameters.arviz_names import arviz_names
 from epvi.parameters.space import Space
 from epvi.wire.shard_fit import ShardFit
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _POSTERIOR = "posterior"
 _SAMPLED = (_POSTERIOR, "posterior_predictive", "log_likelihood")
 _GROUPS = (*_SAMPLED, "observed_data", "constant_data")
+# Chains unless said: R-hat is recommended with at least four (Vehtari et al. 2021).
+_CHAINS = 4
 
 
 @runtime_checkable
@@ -46,6 +49,8 @@ class Exportable(Protocol):
     def stands_for(self) -> str: ...  # noqa: D102
     @property
     def status(self) -> Status: ...  # noqa: D102
+    @property
+    def chains(self) -> Chains | None: ...  # noqa: D102
     def theta(self, num_samples: int, *, seed: Seed) -> np.ndarray: ...  # noqa: D102
     def sample(self, num_samples: int, *, seed: Seed) -> dict[str, np.ndarray]: ...  # noqa: D102
 
@@ -64,7 +69,7 @@ def draws_frame(posterior: Exportable, num_samples: int, seed: Seed) -> "pyarrow
 
 
 def to_arviz(
-    posterior: Exportable, num_samples: int, num_chains: int, model: Any, rows: Any, seed: Seed
+    posterior: Exportable, num_samples: int, num_chains: int | None, model: Any, rows: Any, seed: Seed
 ) -> "xarray.DataTree":
     """Draws in chains, with the model's predictions and log likelihoods of the rows at them."""
     try:
@@ -72,9 +77,12 @@ def to_arviz(
         import xarray
     except ImportError:
         raise EpviError("to_arviz needs ArviZ: install it with pip install 'epvi[arviz]'.") from None
-    chains = _chains(num_samples, num_chains)
     key = as_key(seed)
-    theta = posterior.theta(num_samples, seed=key)
+    if posterior.chains is None:
+        chains = _chains(num_samples, _CHAINS if num_chains is None else num_chains)
+        theta = posterior.theta(num_samples, seed=key)
+    else:
+        chains, theta = _thinned(posterior.chains, num_samples, num_chains)
     found = _replies(posterior, model, rows, theta, jax.random.fold_in(key, PredictionStream.ROWS))
     found[_POSTERIOR] = {**posterior.space.constrain(theta), **found.get(_POSTERIOR, {})}
     groups = {group: arviz_names(found[group]) for group in _GROUPS if found.get(group)}
@@ -119,6 +127,18 @@ def _chains(num_samples: Any, num_chains: Any) -> tuple[int, int]:
             " many draws in a chain as there are chains."
         )
     return num_chains, draws
+
+
+def _thinned(chains: Chains, num_samples: Any, num_chains: Any) -> tuple[tuple[int, int], np.ndarray]:
+    """Draws at equal distances from each chain, in their order, so that R-hat and ESS are those of the chains."""
+    count, size, d = chains.theta.shape
+    if num_chains not in (None, count):
+        raise EpviError(f"num_chains is {num_chains}, but NUTS ran {count} chains: leave num_chains out.")
+    shape = _chains(num_samples, count)
+    if shape[1] > size:
+        raise EpviError(f"num_samples is {num_samples:,}, but NUTS drew {count * size:,}: pass at most so many.")
+    kept = np.arange(shape[1]) * size // shape[1]
+    return shape, chains.theta[:, kept].reshape(-1, d)
 
 
 def _replies(

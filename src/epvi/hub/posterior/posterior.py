@@ -51,9 +51,8 @@ _SUMMARY_DRAWS = 10_000
 # The sum of the fits' KL divergences from their subposteriors, in nats, from which on `status` warns. Judgement: a
 # Gaussian whose mean is one sd off has a divergence of 0.5.
 _TOLERABLE_LOSS = 0.5
-# Draws that are exported unless said (a mean's Monte Carlo error is then 0.03 sds), and in how many chains: R-hat is
-# recommended with at least four (Vehtari et al. 2021).
-_EXPORTED_DRAWS, _CHAINS = 1000, 4
+# Draws that are exported unless said: a mean's Monte Carlo error is then 0.03 sds.
+_EXPORTED_DRAWS = 1000
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -298,15 +297,17 @@ class Posterior:
         *,
         model: Any = None,
         rows: Any = None,
-        num_chains: int = _CHAINS,
+        num_chains: int | None = None,
         seed: Seed = 0,
     ) -> "xarray.DataTree":
         """The draws of `sample` as an ArviZ `DataTree`; `.to_netcdf(path)` and `.to_zarr(path)` write it to disk.
 
         With an `epvi.Model` and rows it also has the rows' log likelihoods, posterior predictive draws, the observed
         values and the model's other columns (all along the dimension `row`), and deterministic sites. `num_samples`
-        counts the draws of all chains. The draws are independent, so that ArviZ's R-hat and ESS are good by
-        construction: use `status` and `certificate` to judge the posterior. A `/` in a name becomes a dot.
+        counts the draws of all chains, four unless said. The draws are independent, so that ArviZ's R-hat and ESS are
+        good by construction: use `status` and `certificate` to judge the posterior. If NUTS has sampled it
+        (`fallback`), the chains are those of NUTS, thinned at equal distances, and R-hat and ESS tell how well they
+        mixed. A `/` in a name becomes a dot.
         """
         return export.to_arviz(self, num_samples, num_chains, model, rows, seed)
 
