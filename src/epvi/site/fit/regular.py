@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from epvi.gaussian.matrices import positive_definite
 from epvi.gaussian.mixture import Estimate, GaussianMixture
@@ -125,8 +125,7 @@ class RegularShards:
         for i in range(max(map(len, steps.values()), default=0)):
             shards = np.array([m for m in others if len(steps[m]) > i and ends.good[m]], int)
             if len(shards):
-                chosen = [_some(rngs[m], int(sub.sizes[m]), steps[m][i]) for m in shards]
-                thinned = sub.thinned(shards, chosen)
+                thinned = sub.sampled(shards, [steps[m][i] for m in shards], [rngs[m] for m in shards])
                 own, loose = np.arange(len(shards)), self.precision._replace(tolerance=NEAR_ENOUGH)
                 if i == 0:
                     self._search(ends, thinned, shards, own, loose)
@@ -146,8 +145,11 @@ class RegularShards:
     def _tempered(self, ends: Ends, thinned: Subposteriors, shards: np.ndarray, loose: Tolerances) -> None:
         """Go on from where these few rows lead if they do not represent others, if the prior bounds something alone.
 
-        A category of which all rows have one label leads the farther out, the more rows each of them represents.
+        A category of which all rows have one label leads the farther out, the more rows each of them represents. With
+        rows that have scarce values, these represent few.
         """
+        if thinned.by_row is not None:
+            return
         prior = thinned.prior_alone(ends.at.centre[shards], np.arange(len(shards)))[2]
         curvature = (np.diagonal(part, axis1=1, axis2=2) for part in (prior, ends.at.hessian[shards]))
         told = [np.abs(one) for one in curvature]
@@ -200,8 +202,8 @@ class RegularShards:
         starts = scaled_starts(self.starts)[: self.num_starts]
         for m in map(int, shards):
             size = int(sub.sizes[m])
-            chosen = [_some(rngs[m], size, part) for part in part_sizes(size, first)]
-            parts = [OneShard(sub.thinned(np.array([m]), [rows]), 0) for rows in chosen]
+            one = np.array([m])
+            parts = [OneShard(sub.sampled(one, [part], [rngs[m]]), 0) for part in part_sizes(size, first)]
             found = only_mode([*parts, OneShard(sub, m)], starts)
             if found is None:
                 ends.good[m] = False
@@ -325,11 +327,6 @@ def _unknown(sub: Subposteriors) -> Ends:
     count, d = sub.num_shards, sub.dim
     at = Taylors(np.zeros((count, d)), np.zeros(count), np.zeros((count, d)), np.zeros((count, d, d)))
     return Ends(at, np.ones(count, bool))
-
-
-def _some(rng: np.random.Generator, num_rows: int, count: int) -> Int[np.ndarray, " n"]:
-    """A random subsample of row indices, increasing."""
-    return np.sort(rng.choice(num_rows, count, replace=False, shuffle=False))
 
 
 def _put(ends: Ends, shards: np.ndarray, found: Climbed, good: np.ndarray) -> None:
