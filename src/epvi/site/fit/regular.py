@@ -34,7 +34,7 @@ from epvi.site.fit.ladder import (
 from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.monte_carlo import RatioEstimates, base_draws
 from epvi.site.fit.newton import Climbed, Tolerances, newton_steps
-from epvi.site.fit.one_mode import MORE_STEPS, OneModeSearch, climbed, last_step
+from epvi.site.fit.one_mode import MORE_STEPS, OneModeSearch, climbed, last_step, moved_by_scarce
 
 _LOG_2PI = float(np.log(2 * np.pi))
 # A parameter of which the prior's share has at least this part of the curvature is bounded by the prior. Judgement.
@@ -119,7 +119,7 @@ class RegularShards:
             ends.good[:] = True
         target = sub.programs.target
         first = first_part(d, target.terms, target.bundle)
-        others = self._left_by_pool(ends, np.flatnonzero(~slopes))
+        others = self._left_by_pool(ends, np.flatnonzero(~slopes), rngs)
         sizes = {m: int(sub.sizes[m]) for m in others}
         steps = {m: part_sizes(n, first, represented_by_last(n, d, target)) for m, n in sizes.items()}
         for i in range(max(map(len, steps.values()), default=0)):
@@ -160,15 +160,16 @@ class RegularShards:
             fine = found.converged & found.concave
             ends.at.centre[shards[own[fine]]] = found.points[fine]
 
-    def _left_by_pool(self, ends: Ends, shards: np.ndarray) -> np.ndarray:
+    def _left_by_pool(self, ends: Ends, shards: np.ndarray, rngs: list[np.random.Generator]) -> np.ndarray:
         """The shards that are left when modes of shards that are not tall have been followed from that of a pool."""
         sub = self.subposteriors
         some = shards[ends.good[shards] & (sub.sizes[shards] * sub.programs.target.bundle < TALL)]
         loose = self.precision._replace(tolerance=NEAR_ENOUGH)
-        mode = OneModeSearch(sub, scaled_starts(self.starts), self.num_starts, loose).of_pool(some)
+        search = OneModeSearch(sub, scaled_starts(self.starts), self.num_starts, loose)
+        mode = search.of_pool(some, rngs[some[0]]) if len(some) else None
         if mode is None:
             return shards
-        ends.at.centre[some] = mode
+        ends.at.centre[some] = moved_by_scarce(sub, some, np.tile(mode, (len(some), 1)), loose)
         self._follow(ends, sub, some, some, self.precision)
         left = some[~ends.good[some]]
         ends.good[left] = True
