@@ -4,7 +4,8 @@ Takes the subposteriors of B shards and starts; gives for each shard where its s
 as far as the search shows: a few climbs all went there through concave regions only, or, where the density is not
 concave everywhere (scales, dispersions), those of all starts that end at a mode end at the same one. Of many shards,
 rows are pooled first and climbed from all starts; then each shard is climbed from the mode of the pool and, unless its
-density is concave everywhere (`concavity.py`), from some of the starts, in turn.
+density is concave everywhere (`concavity.py`), from some of the starts, in turn. Where densities are concave, the mode
+of a pool is searched for on few of its rows first.
 """
 
 import dataclasses
