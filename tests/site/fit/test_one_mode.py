@@ -15,7 +15,7 @@ from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 from epvi.site.fit import one_mode
 from epvi.site.fit.newton import Tolerances
-from epvi.site.fit.one_mode import OneModeSearch
+from epvi.site.fit.one_mode import OneModeSearch, climbed, moved_by_scarce
 from epvi.site.tasks.fit_shard import FitPlan, fit_regular
 from epvi.wire.shard_fit import Part, Provenance
 
@@ -88,6 +88,41 @@ def test_a_shard_among_many_gets_what_it_gets_alone(model, sizes, settings):
         # Hardly bounded by a small share of the prior, a scale gives the ELBO a standard error of hundreds of nats.
         noise = float(alone.elbo.standard_error)
         np.testing.assert_allclose(float(one.elbo.value), float(alone.elbo.value), rtol=0, atol=1e-4 + 1e-3 * noise)
+
+
+def with_rare_category(sizes, share):
+    """The same with an indicator of a rare category in the last column."""
+    rows, rng = rows_of(sizes), np.random.default_rng(3)
+    rows["x"][:, -1] = rng.random(sum(sizes)) < share
+    return rows
+
+
+def test_a_shard_with_a_rare_category_gets_what_it_gets_alone():
+    sizes = [2000] * 8
+    rows = with_rare_category(sizes, 0.003)
+    together = fitted(logistic, rows, sizes, range(8))
+    for m in (0, 5):
+        (alone,) = fitted(logistic, rows, sizes, [m])
+        assert alone is not None
+        assert together[m] is not None
+        root = np.linalg.cholesky(np.asarray(alone.mixture.covariances())[0])
+        away = np.linalg.solve(root, (together[m].mixture.means - alone.mixture.means)[0])
+        assert np.linalg.norm(away) < 1e-6
+        np.testing.assert_allclose(together[m].mixture.roots, alone.mixture.roots, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_of_a_rare_category_lead_from_the_mode_of_a_pool_to_those_of_shards():
+    sizes, shards = [2000] * 8, np.arange(8)
+    search = search_of(logistic, sizes, with_rare_category(sizes, 0.003))
+    mode = search.of_pool(shards, np.random.default_rng(0))
+    assert mode is not None
+    sub, start = search.subposteriors, np.tile(mode, (8, 1))
+    before = sub.passes.copy()
+    near = moved_by_scarce(sub, shards, start, search.precision)
+    assert np.all(sub.passes - before == 1)
+    ends = climbed(sub, shards, start, search.precision, 30)
+    far, left = (np.abs(points[:, -1] - ends.points[:, -1]) for points in (start, near))
+    assert np.max(left) < 0.3 * np.max(far)
 
 
 def search_of(model, sizes, rows):

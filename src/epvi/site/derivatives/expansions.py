@@ -93,14 +93,17 @@ def expand_together(
     rows_per_part: np.ndarray,
     rngs: list[np.random.Generator],
 ) -> Expansions:
-    """The expansions of some shards, with this many rows in each part of each shard."""
-    places, sizes = [], []
+    """The expansions of some shards, with this many rows in each part of each shard, and scarce ones besides."""
+    scarce, chosen, represented = subposteriors.scarce, [], []
     for m, size in zip(shards, rows_per_part, strict=True):
-        chosen = rngs[m].choice(subposteriors.sizes[m], PARTS * size, replace=False)
-        places.append(subposteriors.windows.bounds[m] + np.sort(chosen.reshape(PARTS, size), axis=1).ravel())
-        sizes += [size] * PARTS
-    weights = np.repeat(subposteriors.weights[shards] * subposteriors.sizes[shards] / rows_per_part, PARTS)
-    parts = subposteriors.of_rows(np.array(sizes), np.concatenate(places), np.zeros(len(sizes)), weights)
+        drawn = rngs[m].choice(subposteriors.sizes[m], PARTS * size, replace=False)
+        for part in np.sort(drawn.reshape(PARTS, size), axis=1):
+            rows, each = (part, None) if scarce is None else scarce[m].besides(part, rngs[m])
+            chosen.append(rows)
+            represented.append(each)
+    owner = np.repeat(shards, PARTS)
+    made = subposteriors.thinned(owner, chosen, None if scarce is None else represented)
+    parts = dataclasses.replace(made, shares=np.zeros(len(owner)))
     centres = np.repeat(whole.centre, PARTS, axis=0)
     of_parts = Taylors(centres, *parts.second_order(centres, np.arange(len(centres))))
     return Expansions(whole, parts, of_parts, _shares=subposteriors.only(shards))

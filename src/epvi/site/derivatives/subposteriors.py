@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +26,7 @@ from epvi.site.derivatives.prior_part import PriorShare
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.windows import Call, Windows
 from epvi.site.rows.columns import Columns, let_go
+from epvi.site.rows.scarce import Scarce, find_scarce
 
 # Most numbers of the sums that one call returns, 4 MB in float64, and most points of a call. Judgement.
 _MOST_SUMS, _MOST_POINTS = 2**19, 64
@@ -114,11 +115,36 @@ class Subposteriors:
         windows = Windows.of(sizes, window, int(np.max(sizes)), self.programs.target.bundle)
         return Subposteriors(self.programs, columns, windows, shares, weights, by_row)
 
-    def thinned(self, shards: Int[np.ndarray, " b"], chosen: list[np.ndarray]) -> "Subposteriors":
-        """Subsamples of some shards: `chosen` has the increasing indices of rows within each shard."""
+    def thinned(
+        self, shards: Int[np.ndarray, " b"], chosen: list[np.ndarray], represented: list[np.ndarray] | None = None
+    ) -> "Subposteriors":
+        """Subsamples of some shards: `chosen` has the increasing indices of rows within each shard.
+
+        `represented` says how many rows each of them represents; by default equally many.
+        """
         places = np.concatenate([self.windows.bounds[m] + rows for m, rows in zip(shards, chosen, strict=True)])
         sizes = np.array([len(rows) for rows in chosen])
-        return self.of_rows(sizes, places, self.shares[shards], self.weights[shards] * self.sizes[shards] / sizes)
+        each = self.sizes[shards] / sizes
+        by_row = None if represented is None else np.concatenate(represented) / np.repeat(each, sizes)
+        return self.of_rows(sizes, places, self.shares[shards], self.weights[shards] * each, by_row)
+
+    def sampled(
+        self, shards: Int[np.ndarray, " b"], sizes: Sequence[int], rngs: Sequence[np.random.Generator]
+    ) -> "Subposteriors":
+        """Random subsamples of some shards with so many rows each, and more rows that have scarce values."""
+        uniform = [
+            rng.choice(self.sizes[m], n, replace=False, shuffle=False)
+            for m, n, rng in zip(shards, sizes, rngs, strict=True)
+        ]
+        if self.scarce is None:
+            return self.thinned(shards, [np.sort(rows) for rows in uniform])
+        made = [self.scarce[m].besides(rows, rng) for m, rows, rng in zip(shards, uniform, rngs, strict=True)]
+        return self.thinned(shards, [rows for rows, _ in made], [each for _, each in made])
+
+    @functools.cached_property
+    def scarce(self) -> list[Scarce] | None:
+        """The rows of each shard with scarce values; None if there are none, or if rows are bundles of groups."""
+        return None if self.programs.target.bundle > 1 else find_scarce(self.rows, self.windows.bounds)
 
     def second_order(
         self, theta: Float[np.ndarray, "P d"], owner: Int[np.ndarray, " P"]

@@ -16,6 +16,7 @@ from epvi.gaussian.packing import Packing
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
+from epvi.site.rows.scarce import find_scarce
 
 # The part of a row's probability that does not depend on its influence. Judgement: a defensive mixture bounds weights
 # by three times those of uniform subsamples, where influences are estimated badly.
@@ -69,6 +70,15 @@ def uniform(subposterior: Subposterior, num_rows: int, count: int, rng: np.rando
     together = _taken(subposterior, chosen, rng)
     together.weight = subposterior.weight * subposterior.num_rows / len(chosen)
     return Subsamples(together, count, num_rows)
+
+
+def without_pass(subposterior: Subposterior, num_rows: int, count: int, rng: np.random.Generator) -> Subsamples:
+    """The same; where some columns have scarce values, rows with them are more probable."""
+    one = np.array([0, subposterior.num_rows])
+    scarce = None if subposterior.programs.target.bundle > 1 else find_scarce(subposterior.rows, one)
+    if scarce is None:
+        return uniform(subposterior, num_rows, count, rng)
+    return by_influence(subposterior, scarce[0].influence(subposterior.dim), num_rows, count, rng)
 
 
 def by_influence(

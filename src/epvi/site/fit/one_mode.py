@@ -4,7 +4,8 @@ Takes the subposteriors of B shards and starts; gives for each shard where its s
 as far as the search shows: a few climbs all went there through concave regions only, or, where the density is not
 concave everywhere (scales, dispersions), those of all starts that end at a mode end at the same one. Of many shards,
 rows are pooled first and climbed from all starts; then each shard is climbed from the mode of the pool and, unless its
-density is concave everywhere (`concavity.py`), from some of the starts, in turn.
+density is concave everywhere (`concavity.py`), from some of the starts, in turn. Where densities are concave, the mode
+of a pool is searched for on few of its rows first.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.fit.concavity import is_concave
+from epvi.site.fit.ladder import first_part, part_sizes
 from epvi.site.fit.modes import SAME_MODE
 from epvi.site.fit.newton import Climbed, Enough, Newton, Tolerances, climb, newton_steps
 
@@ -38,6 +40,11 @@ _MET = 1.0
 # Least number of shards of which rows are pooled, and rows of the pool. Judgement: so many shards are climbed from each
 # start several times; the pool has at least a hundred rows for each parameter.
 _MANY, _POOLED_ROWS = 16, 2**14
+# Least number of shards of which rows are pooled if densities are concave. Judgement: a search for each of them takes
+# longer than one for all, and leads less close to their modes.
+_SOME = 4
+# Rows with a scarce value that at most so many rows have move a mode farther than its curvature is constant. Judgement.
+_FEW = 32
 # Largest squared distance between the modes of a shard's subsample and of the pool that counts as sampling error,
 # relative to its expectation, d in standard deviations of the subsample. Judgement.
 _SAMPLING_ERROR = 2.0
@@ -92,15 +99,21 @@ class OneModeSearch:
                 whole[rest] = part
         return made
 
-    def of_pool(self, own: Int[np.ndarray, " b"]) -> Float[np.ndarray, " d"] | None:
+    def of_pool(self, own: Int[np.ndarray, " b"], rng: np.random.Generator) -> Float[np.ndarray, " d"] | None:
         """The mode of rows of many shards, if each of these has one mode only: where all densities are concave."""
-        if len(own) < _MANY or self.subposteriors.programs.target.bundle > 1:
+        if len(own) < _SOME or self.subposteriors.programs.target.bundle > 1:
             return None
+        pool = _pooled(self.subposteriors, own)
+        part, one = _first_of(pool, rng), np.zeros(1, int)
         way = _Way(self.few, _DISTANT, 1.0, _SAME_PEAK, anywhere=False)
-        pooled = dataclasses.replace(self, subposteriors=_pooled(self.subposteriors, own))
-        pool = pooled._from(np.zeros(1, int), self.starts[None, : self.few], way)
-        mode = pool.found.points[0]
-        return mode if pool.fine[0] and is_concave(pooled.subposteriors, mode, self.starts) else None
+        made = dataclasses.replace(self, subposteriors=part)._from(one, self.starts[None, : self.few], way)
+        mode = made.found.points[0]
+        if not made.fine[0] or not is_concave(part, mode, self.starts):
+            return None
+        if part is pool:
+            return mode
+        found = climbed(pool, one, mode[None], self.precision, MORE_STEPS)
+        return found.points[0] if found.converged[0] else None
 
     def _searched(self, own: Int[np.ndarray, " b"], way: _Way) -> Searched:
         starts = self.starts[: way.num_starts]
@@ -183,6 +196,44 @@ def _pooled(sub: Subposteriors, own: Int[np.ndarray, " b"]) -> Subposteriors:
     # The same windows as those of the shards, so that compiled programs are shared.
     windows = dataclasses.replace(sub.windows, bounds=made.windows.bounds)
     return dataclasses.replace(made, windows=windows)
+
+
+def _first_of(pool: Subposteriors, rng: np.random.Generator) -> Subposteriors:
+    """The first subsample of a pool, in windows of the same size; the pool itself if it has few rows."""
+    steps = part_sizes(int(pool.sizes[0]), first_part(pool.dim, pool.programs.target.terms))
+    if not steps:
+        return pool
+    made = pool.sampled(np.zeros(1, int), steps[:1], [rng])
+    return dataclasses.replace(made, windows=dataclasses.replace(pool.windows, bounds=made.windows.bounds))
+
+
+def moved_by_scarce(
+    sub: Subposteriors, shards: Int[np.ndarray, " b"], start: Float[np.ndarray, "b d"], precision: Tolerances
+) -> Float[np.ndarray, "b d"]:
+    """Points nearer to the modes of shards, some of whose rows have values that are scarce: in one pass.
+
+    These rows and the prior are climbed on, with all others by their Taylor expansions about the start. By Newton steps
+    on all rows, coefficients that a few rows inform would take many passes.
+    """
+    if sub.scarce is None:
+        return start
+    few = [sub.scarce[m].places[sub.scarce[m].leverage >= 1 / _FEW] for m in shards]
+    some = np.flatnonzero([len(rows) for rows in few])
+    if not len(some):
+        return start
+    chosen, own, begin = [few[i] for i in some], np.arange(len(some)), start[some]
+    part = sub.thinned(shards[some], chosen, [np.ones(len(rows)) for rows in chosen])
+    whole, known = sub.second_order(begin, shards[some]), part.second_order(begin, own)
+    rest = Taylors(begin, *(a - b for a, b in zip(whole, known, strict=True)))
+
+    def expanded(theta: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
+        value, gradient, hessian = part.second_order(theta, own)
+        slope = rest.gradient + np.einsum("bij,bj->bi", rest.hessian, theta - begin)
+        return rest.at(theta[:, None])[:, 0] + value, slope + gradient, rest.hessian + hessian
+
+    found, made = climb(expanded, begin, precision, MORE_STEPS), start.copy()
+    made[some[found.converged]] = found.points[found.converged]
+    return made
 
 
 def climbed(

@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from epvi.gaussian.matrices import positive_definite
 from epvi.gaussian.mixture import Estimate, GaussianMixture
@@ -34,7 +34,7 @@ from epvi.site.fit.ladder import (
 from epvi.site.fit.modes import MOST_ON_TALL
 from epvi.site.fit.monte_carlo import RatioEstimates, base_draws
 from epvi.site.fit.newton import Climbed, Tolerances, newton_steps
-from epvi.site.fit.one_mode import MORE_STEPS, OneModeSearch, climbed, last_step
+from epvi.site.fit.one_mode import MORE_STEPS, OneModeSearch, climbed, last_step, moved_by_scarce
 
 _LOG_2PI = float(np.log(2 * np.pi))
 # A parameter of which the prior's share has at least this part of the curvature is bounded by the prior. Judgement.
@@ -119,14 +119,13 @@ class RegularShards:
             ends.good[:] = True
         target = sub.programs.target
         first = first_part(d, target.terms, target.bundle)
-        others = self._left_by_pool(ends, np.flatnonzero(~slopes))
+        others = self._left_by_pool(ends, np.flatnonzero(~slopes), rngs)
         sizes = {m: int(sub.sizes[m]) for m in others}
         steps = {m: part_sizes(n, first, represented_by_last(n, d, target)) for m, n in sizes.items()}
         for i in range(max(map(len, steps.values()), default=0)):
             shards = np.array([m for m in others if len(steps[m]) > i and ends.good[m]], int)
             if len(shards):
-                chosen = [_some(rngs[m], int(sub.sizes[m]), steps[m][i]) for m in shards]
-                thinned = sub.thinned(shards, chosen)
+                thinned = sub.sampled(shards, [steps[m][i] for m in shards], [rngs[m] for m in shards])
                 own, loose = np.arange(len(shards)), self.precision._replace(tolerance=NEAR_ENOUGH)
                 if i == 0:
                     self._search(ends, thinned, shards, own, loose)
@@ -146,8 +145,11 @@ class RegularShards:
     def _tempered(self, ends: Ends, thinned: Subposteriors, shards: np.ndarray, loose: Tolerances) -> None:
         """Go on from where these few rows lead if they do not represent others, if the prior bounds something alone.
 
-        A category of which all rows have one label leads the farther out, the more rows each of them represents.
+        A category of which all rows have one label leads the farther out, the more rows each of them represents. With
+        rows that have scarce values, these represent few.
         """
+        if thinned.by_row is not None:
+            return
         prior = thinned.prior_alone(ends.at.centre[shards], np.arange(len(shards)))[2]
         curvature = (np.diagonal(part, axis1=1, axis2=2) for part in (prior, ends.at.hessian[shards]))
         told = [np.abs(one) for one in curvature]
@@ -158,15 +160,16 @@ class RegularShards:
             fine = found.converged & found.concave
             ends.at.centre[shards[own[fine]]] = found.points[fine]
 
-    def _left_by_pool(self, ends: Ends, shards: np.ndarray) -> np.ndarray:
+    def _left_by_pool(self, ends: Ends, shards: np.ndarray, rngs: list[np.random.Generator]) -> np.ndarray:
         """The shards that are left when modes of shards that are not tall have been followed from that of a pool."""
         sub = self.subposteriors
         some = shards[ends.good[shards] & (sub.sizes[shards] * sub.programs.target.bundle < TALL)]
         loose = self.precision._replace(tolerance=NEAR_ENOUGH)
-        mode = OneModeSearch(sub, scaled_starts(self.starts), self.num_starts, loose).of_pool(some)
+        search = OneModeSearch(sub, scaled_starts(self.starts), self.num_starts, loose)
+        mode = search.of_pool(some, rngs[some[0]]) if len(some) else None
         if mode is None:
             return shards
-        ends.at.centre[some] = mode
+        ends.at.centre[some] = moved_by_scarce(sub, some, np.tile(mode, (len(some), 1)), loose)
         self._follow(ends, sub, some, some, self.precision)
         left = some[~ends.good[some]]
         ends.good[left] = True
@@ -200,8 +203,8 @@ class RegularShards:
         starts = scaled_starts(self.starts)[: self.num_starts]
         for m in map(int, shards):
             size = int(sub.sizes[m])
-            chosen = [_some(rngs[m], size, part) for part in part_sizes(size, first)]
-            parts = [OneShard(sub.thinned(np.array([m]), [rows]), 0) for rows in chosen]
+            one = np.array([m])
+            parts = [OneShard(sub.sampled(one, [part], [rngs[m]]), 0) for part in part_sizes(size, first)]
             found = only_mode([*parts, OneShard(sub, m)], starts)
             if found is None:
                 ends.good[m] = False
@@ -325,11 +328,6 @@ def _unknown(sub: Subposteriors) -> Ends:
     count, d = sub.num_shards, sub.dim
     at = Taylors(np.zeros((count, d)), np.zeros(count), np.zeros((count, d)), np.zeros((count, d, d)))
     return Ends(at, np.ones(count, bool))
-
-
-def _some(rng: np.random.Generator, num_rows: int, count: int) -> Int[np.ndarray, " n"]:
-    """A random subsample of row indices, increasing."""
-    return np.sort(rng.choice(num_rows, count, replace=False, shuffle=False))
 
 
 def _put(ends: Ends, shards: np.ndarray, found: Climbed, good: np.ndarray) -> None:

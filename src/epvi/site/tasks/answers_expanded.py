@@ -13,7 +13,7 @@ from epvi.ground.seeds import SeedStream
 from epvi.site.derivatives.expansion import PARTS, PILOTS, Around, Taylor, expand, taylors
 from epvi.site.derivatives.smooth_remainder import SmoothRemainder, higher_terms, pays
 from epvi.site.derivatives.subposterior import Subposterior
-from epvi.site.derivatives.subsamples import Subsamples, by_influence, uniform
+from epvi.site.derivatives.subsamples import Subsamples, by_influence, without_pass
 from epvi.site.rows.columns import generator
 from epvi.site.tasks.answers import DRAWS_AT_ONCE, Answers, Asking, at_once, checked, curve_at, finite, variation
 from epvi.site.tasks.score_many import MANY, few_pairs
@@ -108,11 +108,11 @@ def _nearest(near: Sequence[T], points: np.ndarray) -> T:
 def _subsamples(
     subposterior: Subposterior, draws: Draws, centres: np.ndarray, wholes: list[Taylor], key: jax.Array, asking: Asking
 ) -> Iterator[Subsamples]:
-    """Subsamples to be tried in this order: a uniform one, and where it is not enough, larger ones by influence."""
+    """Subsamples to be tried in this order: one without a pass; where that is not enough, larger ones by influence."""
     sizes, memory = asking.sizes(subposterior.num_rows, draws, subposterior.programs.target.bundle), asking.memory
     influence = memory.influence_near(centres[0], wholes[0]) if len(centres) == 1 else None
     if influence is None:
-        yield uniform(subposterior, sizes[0], PARTS, generator(key))
+        yield without_pass(subposterior, sizes[0], PARTS, generator(key))
     rng = generator(jax.random.fold_in(key, SeedStream.PARTS))
     pilots = mapped(draws.gaussians, rng.standard_normal((PILOTS, draws.space.dim)))
     if influence is None:
