@@ -201,10 +201,12 @@ def expanded(joint: Joint, z: Any) -> tuple[Any, Any, Any]:
         return joint(z + shift)
 
     def with_slope(shift: Any) -> Any:
-        return jax.jacfwd(moved)(shift)
+        slope, value = jax.jacfwd(lambda shift: (moved(shift),) * 2, has_aux=True)(shift)
+        return slope, (value, slope)
 
-    zero = jnp.zeros(z.shape[1], z.dtype)
-    return moved(zero), with_slope(zero), jax.jacfwd(with_slope)(zero)
+    # The density is traced once for all three.
+    hessian, (value, slope) = jax.jacfwd(with_slope, has_aux=True)(jnp.zeros(z.shape[1], z.dtype))
+    return value, slope, hessian
 
 
 class _Search(NamedTuple):

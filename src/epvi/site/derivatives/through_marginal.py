@@ -158,8 +158,8 @@ class LinkedMarginal:
             )
             return jnp.sum(jnp.where(shares > 0, shares * each, 0.0))
 
-        part, d = point[chosen], self._dim
-        slope, bend = jax.grad(average)(part), jax.jacfwd(jax.grad(average))(part)
+        d = self._dim
+        bend, slope = jax.jacfwd(lambda part: (jax.grad(average)(part),) * 2, has_aux=True)(point[chosen])
         return jnp.zeros(d).at[chosen].add(slope), jnp.zeros((d, d)).at[np.ix_(chosen, chosen)].add(bend)
 
     def _with(self, point: Any, part: Any) -> Any:
