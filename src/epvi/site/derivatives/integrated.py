@@ -29,12 +29,12 @@ from epvi.site.derivatives.integral import (
     MOST_ON_A_GRID,
     Joint,
     Nodes,
-    even_nodes,
     finer_nodes_of,
     joint_at,
     log_integrals,
     moments,
     nodes_about,
+    nodes_for_moments,
     nodes_of,
     shapes,
 )
@@ -247,13 +247,12 @@ class Marginal:
     def _for_moments(self, phi: Any, groups: Groups) -> tuple[Nodes, Any, Any]:
         """Nodes and the joint density there, for moments; and the log integrals by the nodes of the integral."""
         joint, nodes = self.at(phi, groups)
-        if groups.many or self.places.per_level > MOST_ON_A_GRID:
-            logs = joint_at(joint, nodes)
-            return nodes, logs, jax.nn.logsumexp(logs, axis=0)
         logs = joint_at(joint, nodes)
         log_integral = jax.nn.logsumexp(logs, axis=0)
-        # Where the even nodes are is a constant for derivatives.
-        nodes = even_nodes(*moments(jax.nn.softmax(logs, axis=0), nodes.z))
+        if self.places.per_level > MOST_ON_A_GRID:
+            return nodes, logs, log_integral
+        mean, root = moments(jax.nn.softmax(logs, axis=0), nodes.z)
+        nodes = nodes_for_moments(mean, root, nodes, groups.many)
         return nodes, joint_at(joint, nodes), log_integral
 
     @functools.cached_property
