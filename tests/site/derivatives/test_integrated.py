@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import gammaln
 from scipy.stats import multivariate_normal
 from some_groups import logistic_groups, normal_groups, rows_of_groups, slopes
 
@@ -11,6 +12,8 @@ import epvi
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.conditional import prepared
 from epvi.site.derivatives.group_effects import EffectSearch
+from epvi.site.derivatives.groups import Groups
+from epvi.site.derivatives.integral import log_integrals, nodes_of
 from epvi.site.derivatives.integrated import IntegratedModel
 from epvi.site.rows.bundles import bundle, size_of_bundles
 from epvi.site.tasks.effects import effects_given
@@ -164,3 +167,25 @@ def test_integrals_near_a_known_point(normal):
     near = prepared(target, columns, np.array([0.3, -0.2]))
     phi = [0.35, -0.1]
     np.testing.assert_allclose(values(target, near, phi), values(target, columns, phi), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("others", "many"), [(3, False), (150, True)])
+def test_a_large_group_does_not_take_nodes_from_small_ones(others, many):
+    codes = np.repeat(np.arange(4), [600, others, others, others])
+    rows = np.arange(len(codes))
+    bundles = bundle(codes, rows, 600)
+    columns = bundles.columns({"x": rows.astype(float)})
+    with jax.enable_x64(True), promotion_allowed():
+        groups = Groups(columns)
+        assert bool(groups.many) is many
+        start, centre = jnp.zeros((groups.num_groups, 1)), jnp.asarray(0.3)
+
+        def joint(z):
+            # Skewed, as with few rows of counts.
+            return 10 * (z[:, 0] - centre) - jnp.exp(z[:, 0] - centre)
+
+        prior = joint
+        found = log_integrals(joint, nodes_of(joint, prior, start, groups.many))
+        usual = log_integrals(joint, nodes_of(joint, prior, start))
+    assert np.allclose(usual, gammaln(10), atol=1e-4)
+    assert np.allclose(found, usual, atol=1e-12) is not many

@@ -111,17 +111,41 @@ class LevelProgram:
         factors = [self._run(z, phi, levels, block, level, one)[0] - output for one in terms]
         return output, [factor * term for factor, term in zip(factors, terms.values(), strict=True)]
 
+    def terms(self, z: Any, phi: Any, levels: Any) -> list[Any]:
+        """The terms of the sums over levels, of a function of θ alone."""
+        if not self.added:
+            return self.run(z, phi, levels, {}, None)[1]
+        # All else is left out before it is traced and differentiated.
+        needed = self.program.needed(self.sums, ())
+        steps = tuple(step for step in self.steps if any(one in needed for one in step.outputs))
+        return list(self._values(steps, z, phi, levels, {}, None, None)[1].values())
+
     def _run(
         self, z: Any, phi: Any, levels: Any, block: Mapping[str, Any], level: Any, unit: int | None
     ) -> tuple[Any, dict[int, Any]]:
-        """The same with the terms by number of their sum, where one sum counts as 1 in the output."""
+        """The output, and the terms by number of their sum, where one sum counts as 1 in the output."""
+        values, terms = self._values(self.steps, z, phi, levels, block, level, unit)
+        output = self.program.output
+        return values[output] if isinstance(output, int) else output.value, terms
+
+    def _values(
+        self,
+        steps: tuple[Operation, ...],
+        z: Any,
+        phi: Any,
+        levels: Any,
+        block: Mapping[str, Any],
+        level: Any,
+        unit: int | None,
+    ) -> tuple[dict[int, Any], dict[int, Any]]:
+        """What some operations give, by number, and the terms by number of their sum."""
         values: dict[int, Any] = dict(self.program.constants)
         values |= {number: block[name] for name, number in self.program.block.items()}
         position = np.full(self.places.dim, -1)
         position[self.places.shared] = np.arange(len(self.places.shared))
         terms: dict[int, Any] = {}
         with promotion_allowed():
-            for step in self.steps:
+            for step in steps:
                 number = step.outputs[0]
                 if number in self.merged:
                     continue
@@ -138,8 +162,7 @@ class LevelProgram:
                     values[number] = self._gather(step, values, level)
                 else:
                     step.run(values)
-        output = self.program.output
-        return values[output] if isinstance(output, int) else output.value, terms
+        return values, terms
 
     def _gather(self, step: Operation, values: dict[int, Any], level: Any) -> Any:
         """What rows read of values with an axis of levels."""

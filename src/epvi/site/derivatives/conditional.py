@@ -49,8 +49,21 @@ def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray,
     with jax.enable_x64(True), promotion_allowed():
         for block, own in blocks(columns):
             slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
-            pieces.append([np.asarray(part)[own] for part in (*values, *slopes)])
+            pieces.append([np.asarray(part)[own] for part in (*values, *slopes[:2])])
     return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
+
+
+def products_of_scores(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Float[np.ndarray, "p p"]:
+    """The sum over bundles of the outer products of their score vectors, by the program that gives the moments."""
+    assert target.conditional is not None
+    total, width = np.zeros((len(phi), len(phi))), columns[LEVELS].shape[1]
+    with jax.enable_x64(True), promotion_allowed():
+        for block, own in blocks(columns):
+            scores = np.asarray(target.conditional(jnp.asarray(phi, jnp.float64), block)[0][2])
+            there = np.where(block[LEVELS].reshape(-1, 1) >= 0, scores, 0.0)[own]
+            each = np.sum(there.reshape(-1, width, len(phi)), axis=1)
+            total += each.T @ each
+    return total
 
 
 class Values(NamedTuple):

@@ -1,5 +1,6 @@
 """The groups of a block of bundles: which rows belong to which group, sums over them, and what rows have of groups."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -47,10 +48,13 @@ class Groups:
         """Groups of all bundles, and room for absent ones."""
         return self.bundles * self.width
 
-    @property
-    def many(self) -> bool:
-        """Whether groups have many rows each."""
-        return self.places >= _MANY_ROWS * self.width
+    @functools.cached_property
+    def many(self) -> Any:
+        """Whether all groups of the block have many rows each, for JAX to find out; False if none can have."""
+        if self.places < _MANY_ROWS:
+            return False
+        rows = self.summed(jnp.ones(self.num_rows))
+        return jnp.all(~self.present | (rows >= _MANY_ROWS))
 
     def summed(self, rows: Any) -> Any:
         """Sums over the rows of each group, (groups, ...), of numbers of the rows (n, ...).

@@ -12,7 +12,7 @@ approximation, corrected. The nodes are constants for derivatives, which are the
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -64,38 +64,53 @@ class Nodes(NamedTuple):
     z: Any
     # Logarithms of the weights, (Q, L).
     log_weight: Any
+    # The number of nodes that count, the first ones, for JAX to find out; None if all do.
+    used: Any = None
+
+    def each(self, function: Callable[[Any], Any], otherwise: float) -> Any:
+        """What a function of effects (L, s) gives at each node; a number in its place at nodes that do not count."""
+        if self.used is None:
+            return jax.lax.map(function, self.z)
+        shape = jax.eval_shape(function, self.z[0])
+        nothing = functools.partial(jnp.full, shape.shape, otherwise, shape.dtype)
+
+        def one(given: Any) -> Any:
+            i, z = given
+            return jax.lax.cond(i < self.used, function, lambda _: nothing(), z)
+
+        return jax.lax.map(one, (jnp.arange(len(self.z)), self.z))
 
 
-def nodes_of(joint: Joint, prior: Joint, start: Any, many: bool = False) -> Nodes:
-    """The nodes about the modes; constants for JAX's derivatives. `many`: whether groups have many rows."""
+def nodes_of(joint: Joint, prior: Joint, start: Any, many: Any = False) -> Nodes:
+    """The nodes about the modes; constants for JAX's derivatives. `many`: whether all groups have many rows."""
     s = start.shape[1]
-    return _about_modes(joint, prior, start, *_rule(s, (_FEWER_NODES if many else _NODES).get(s, _DRAWS)))
+    return _about_modes(joint, prior, start, *_chosen_rule(s, many, _FEWER_NODES))
 
 
 def finer_nodes_of(joint: Joint, prior: Joint, start: Any) -> Nodes:
     """More nodes than `nodes_of` gives, to tell the error of those."""
     s = start.shape[1]
-    return _about_modes(joint, prior, start, *_rule(s, _FINER_NODES.get(s, _FINER_DRAWS)))
+    return _about_modes(joint, prior, start, *_rule(s, _FINER_NODES.get(s, _FINER_DRAWS)), None)
 
 
-def _about_modes(joint: Joint, prior: Joint, start: Any, x: np.ndarray, log_w: np.ndarray) -> Nodes:
+def _about_modes(joint: Joint, prior: Joint, start: Any, x: Any, log_w: Any, used: Any) -> Nodes:
     mode, curvature = _modes(joint, prior, start)
     s = start.shape[1]
     root = _cholesky(curvature)
     # Cᵀ = (root)⁻¹, so that C x solves rootᵀ y = x.
     away = _solve_upper(root, jnp.broadcast_to(np.sqrt(2.0) * x[:, None], (len(x), *start.shape)))
     log_volume = 0.5 * s * np.log(2.0) - sum(jnp.log(root[i][i]) for i in range(s))
-    made = Nodes(mode + away, log_w[:, None] + log_volume)
+    made = Nodes(mode + away, log_w[:, None] + log_volume, used)
     return jax.tree.map(jax.lax.stop_gradient, made)
 
 
-def nodes_about(mean: Any, root: Any, many: bool = False) -> Nodes:
+def nodes_about(mean: Any, root: Any, many: Any = False) -> Nodes:
     """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t)."""
     s = mean.shape[1]
-    x, log_w = _rule(s, (_FEWEST_NODES if many else _NODES).get(s, _DRAWS))
+    x, log_w, used = _chosen_rule(s, many, _FEWEST_NODES)
     entries = root_entries(root, s)
     log_volume = 0.5 * s * np.log(2.0) + sum(jnp.log(entries[i, i]) for i in range(s))
-    made = Nodes(mean + _spread(entries, np.sqrt(2.0) * x), log_w[:, None] + log_volume)
+    made = Nodes(mean + _spread(entries, np.sqrt(2.0) * x), log_w[:, None] + log_volume, used)
     return jax.tree.map(jax.lax.stop_gradient, made)
 
 
@@ -134,10 +149,20 @@ def wide_nodes(mean: Any, root: Any) -> Nodes:
     return _equidistant(mean, root, wide_scores(mean.shape[1]))
 
 
-def even_nodes(mean: Any, root: Any) -> Nodes:
-    """Equidistant nodes about given means, for the moments of skewed effects; constants for JAX's derivatives."""
+def nodes_for_moments(mean: Any, root: Any, known: Nodes, many: Any) -> Nodes:
+    """Equidistant nodes about given means, for the moments of skewed effects; constants for JAX's derivatives.
+
+    Where all groups have many rows they are the known nodes of the integral.
+    """
     bound, count = _EVEN[mean.shape[1]]
-    return jax.tree.map(jax.lax.stop_gradient, _equidistant(mean, root, np.linspace(-bound, bound, count)))
+    made = _equidistant(mean, root, np.linspace(-bound, bound, count))
+    if known.used is not None:
+        # There are more of them than of the known nodes.
+        rest = len(made.z) - len(known.z)
+        z, log_weight = (jnp.concatenate([x, jnp.repeat(x[-1:], rest, axis=0)]) for x in known[:2])
+        used = jnp.where(many, known.used, len(made.z))
+        made = Nodes(jnp.where(many, z, made.z), jnp.where(many, log_weight, made.log_weight), used)
+    return jax.tree.map(jax.lax.stop_gradient, made)
 
 
 def _equidistant(mean: Any, root: Any, scores: np.ndarray) -> Nodes:
@@ -161,7 +186,7 @@ def root_entries(root: Any, s: int) -> dict[tuple[int, int], Any]:
     return {(i, j): jnp.exp(c) if i == j else c for (i, j), c in entries.items()}
 
 
-def _spread(entries: dict[tuple[int, int], Any], x: np.ndarray) -> Any:
+def _spread(entries: dict[tuple[int, int], Any], x: Any) -> Any:
     """C x of each of Q points (Q, s) and each group, (Q, L, s)."""
     away = [sum(x[:, j, None] * entries[i, j] for j in range(i + 1)) for i in range(x.shape[1])]
     return jnp.stack(away, axis=-1)
@@ -178,7 +203,24 @@ def log_integrals(joint: Joint, nodes: Nodes) -> Any:
 
 def joint_at(joint: Joint, nodes: Nodes) -> Any:
     """Log of the weighted joint density at the nodes, (Q, L)."""
-    return jax.vmap(joint)(nodes.z) + nodes.log_weight
+    if nodes.used is None:
+        return jax.vmap(joint)(nodes.z) + nodes.log_weight
+    return nodes.each(joint, -jnp.inf) + nodes.log_weight
+
+
+def _chosen_rule(s: int, many: Any, few: Mapping[int, int]) -> tuple[Any, Any, Any]:
+    """Nodes, log weights and how many count: the usual ones, or `few` per coordinate where all groups have many rows.
+
+    The usual ones serve where some have not, because nodes of all groups of a block are evaluated together.
+    """
+    usual = _rule(s, _NODES.get(s, _DRAWS))
+    if many is False or s > MOST_ON_A_GRID:
+        return usual[0], usual[1], None
+    fewer = _rule(s, few[s])
+    rest = len(usual[0]) - len(fewer[0])
+    filled = (np.concatenate([part, np.repeat(part[-1:], rest, axis=0)]) for part in fewer)
+    x, log_w = (jnp.where(many, a, b) for a, b in zip(filled, usual, strict=True))
+    return x, log_w, jnp.where(many, len(fewer[0]), len(usual[0]))
 
 
 @functools.cache
@@ -201,10 +243,12 @@ def expanded(joint: Joint, z: Any) -> tuple[Any, Any, Any]:
         return joint(z + shift)
 
     def with_slope(shift: Any) -> Any:
-        return jax.jacfwd(moved)(shift)
+        slope, value = jax.jacfwd(lambda shift: (moved(shift),) * 2, has_aux=True)(shift)
+        return slope, (value, slope)
 
-    zero = jnp.zeros(z.shape[1], z.dtype)
-    return moved(zero), with_slope(zero), jax.jacfwd(with_slope)(zero)
+    # The density is traced once for all three.
+    hessian, (value, slope) = jax.jacfwd(with_slope, has_aux=True)(jnp.zeros(z.shape[1], z.dtype))
+    return value, slope, hessian
 
 
 class _Search(NamedTuple):

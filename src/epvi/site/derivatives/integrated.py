@@ -29,12 +29,12 @@ from epvi.site.derivatives.integral import (
     MOST_ON_A_GRID,
     Joint,
     Nodes,
-    even_nodes,
     finer_nodes_of,
     joint_at,
     log_integrals,
     moments,
     nodes_about,
+    nodes_for_moments,
     nodes_of,
     shapes,
 )
@@ -167,7 +167,7 @@ class Marginal:
 
     def prior_of_effects(self, phi: Any, z: Any, levels: Any) -> Any:
         """Log p(z | φ) of effects (L, s) of some levels, (L,)."""
-        return functools.reduce(jnp.add, self.prior.run(z, phi, levels, {}, None)[1])
+        return functools.reduce(jnp.add, self.prior.terms(z, phi, levels))
 
     def of_rows(self, phi: Any, z: Any, levels: Any, rows: Mapping[str, Any]) -> Any:
         """The log likelihood of each row (n,), given the effects (n, s) of its level and the number of that (n,)."""
@@ -188,14 +188,14 @@ class Marginal:
 
     @functools.cached_property
     def conditional(self) -> Any:
-        """The function of φ and a block that gives moments of the groups' effects given φ, and slopes of the first two.
+        """The function of φ and a block that gives moments of the groups' effects given φ, and derivatives in φ.
 
-        Slopes of mean and root, and values of mean, root and shape.
+        Derivatives of mean, root and log integral, and values of mean, root and shape.
         """
 
         def plain(phi: Any, block: Block) -> tuple[Any, Any]:
-            made = self._moments(phi, Groups(block))
-            return made[:2], made[:3]
+            mean, root, shape, log_integral = self._moments(phi, Groups(block))
+            return (mean, root, log_integral), (mean, root, shape)
 
         def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
             with promotion_allowed():
@@ -206,9 +206,11 @@ class Marginal:
                 nodes, logs = self._for_moments(phi, groups)[:2]
                 weights = jax.nn.softmax(logs, axis=0)
                 away = linked.gradients(phi, groups, nodes)
-                moved = weights[..., None] * (away - jnp.einsum("ql,qlp->lp", weights, away))
+                scores = jnp.einsum("ql,qlp->lp", weights, away)
+                moved = weights[..., None] * (away - scores)
                 values, along = jax.linearize(lambda weights: moments(weights, nodes.z), weights)
-                return jax.vmap(along, -1, -1)(moved), (*values, shapes(weights, nodes.z, *values))
+                slopes = jax.vmap(along, -1, -1)(moved)
+                return (*slopes, scores), (*values, shapes(weights, nodes.z, *values))
 
         return jax.jit(conditional)
 
@@ -245,13 +247,12 @@ class Marginal:
     def _for_moments(self, phi: Any, groups: Groups) -> tuple[Nodes, Any, Any]:
         """Nodes and the joint density there, for moments; and the log integrals by the nodes of the integral."""
         joint, nodes = self.at(phi, groups)
-        if groups.many or self.places.per_level > MOST_ON_A_GRID:
-            logs = joint_at(joint, nodes)
-            return nodes, logs, jax.nn.logsumexp(logs, axis=0)
-        # Where the even nodes are is a constant for derivatives.
-        logs = joint_at(self.joint(jax.lax.stop_gradient(phi), groups)[0], nodes)
+        logs = joint_at(joint, nodes)
         log_integral = jax.nn.logsumexp(logs, axis=0)
-        nodes = even_nodes(*moments(jax.nn.softmax(logs, axis=0), nodes.z))
+        if self.places.per_level > MOST_ON_A_GRID:
+            return nodes, logs, log_integral
+        mean, root = moments(jax.nn.softmax(logs, axis=0), nodes.z)
+        nodes = nodes_for_moments(mean, root, nodes, groups.many)
         return nodes, joint_at(joint, nodes), log_integral
 
     @functools.cached_property

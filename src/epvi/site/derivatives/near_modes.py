@@ -12,7 +12,6 @@ from epvi.site.derivatives.conditional import prepared
 from epvi.site.derivatives.expansions import Taylors
 from epvi.site.derivatives.smooth_remainder import in_float32
 from epvi.site.derivatives.subposteriors import Subposteriors
-from epvi.site.derivatives.windows import Windows
 
 # Points of each shard at which the error is measured. Judgement: it only has to be far below what is tolerable.
 _COMPARED = 4
@@ -28,12 +27,10 @@ def near_modes(
         columns = {name: column[own] for name, column in sub.rows.items()}
         pieces.append(prepared(sub.programs.target, columns, centre))
     rows = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
-    sizes = sub.sizes[shards]
-    windows = Windows.of(sizes, sub.windows.window, int(np.max(sizes)), sub.programs.target.bundle)
     fast = Subposteriors(
         sub.programs,
         {name: in_float32(column) for name, column in rows.items()},
-        windows,
+        sub.windows.of_others(sub.sizes[shards]),
         sub.shares[shards],
         sub.weights[shards],
     )

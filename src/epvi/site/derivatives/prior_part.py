@@ -11,6 +11,9 @@ from jaxtyping import Float
 
 from epvi.site.model.target import Target
 
+# Numbers of points at which the prior alone is evaluated, where rows are bundles of groups. Judgement.
+_NUMBERS = (4, 64, 1024)
+
 
 class PriorShare(NamedTuple):
     """f log p(θ), where log p includes the log Jacobian of the transform to unconstrained coordinates."""
@@ -33,3 +36,12 @@ class Precisions(NamedTuple):
 
 
 PriorPart = PriorShare | Precisions
+
+
+def few_numbers(theta: Float[np.ndarray, "n d"], bundle: int) -> Float[np.ndarray, "m d"]:
+    """Points at which the prior alone is evaluated, with the last one repeated up to one of few numbers of points.
+
+    Where rows are bundles of groups, because there is enough to compile without it.
+    """
+    number = next((some for some in _NUMBERS if some >= len(theta)), len(theta)) if bundle > 1 else len(theta)
+    return np.concatenate([theta, np.repeat(theta[-1:], number - len(theta), axis=0)])

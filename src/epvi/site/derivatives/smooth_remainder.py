@@ -18,13 +18,15 @@ from epvi.gaussian.structures import WHOLE
 from epvi.site.derivatives.expansion import PARTS, Near, Taylor
 from epvi.site.derivatives.fourth_order import FourthOrder, from_hessians, places
 from epvi.site.derivatives.order import Order
-from epvi.site.derivatives.subposterior import Subposterior
+from epvi.site.derivatives.prior_part import PriorShare
+from epvi.site.derivatives.subposterior import Subposterior, block_size
+from epvi.site.derivatives.subposteriors import Subposteriors
+from epvi.site.derivatives.windows import Windows
 
 # Most parameters. Judgement: of 16 parameters, 33 Hessians with 136 entries are computed.
 _MOST_PARAMETERS = 16
-# Draws at which the error is measured, and how many of them at a time. Judgement: the root mean square of 8 errors is
-# known to a quarter.
-_MEASURED, _BATCH = 8, 4
+# Draws at which the error is measured. Judgement: the root mean square of 8 errors is known to a quarter.
+_MEASURED = 8
 # Points at which the prior is evaluated in one call. Judgement: it bounds the memory.
 _PRIOR_AT_ONCE = 1024
 # Draws of a last round, unless said: rounds with fewer draws are followed by one with so many, for which what was
@@ -63,7 +65,7 @@ class SmoothRemainder:
         chosen = np.argsort(distances, kind="stable")[
             np.round(np.linspace(0, len(theta) - 1, min(_MEASURED, len(theta)))).astype(int)
         ]
-        exact = self.rows.value(theta[chosen], _BATCH)
+        exact = _values(self.rows, theta[chosen])
         growth = (distances / np.median(distances)) ** 2
         growth = (1 + growth) ** 2 / 4
         scale = np.sqrt(np.mean(((exact - values[chosen]) / growth[chosen]) ** 2))
@@ -126,6 +128,18 @@ def higher_terms(
     prior = subposterior.without_its_rows().second_order(points)[2]
     hessians = from_u.T @ (np.concatenate(found)[: len(points)] - prior) @ from_u
     return from_hessians(hessians) if np.all(np.isfinite(hessians)) else None
+
+
+def _values(rows: Subposterior, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+    """The log density at points, by the same program as that of several shards."""
+    assert isinstance(rows.prior, PriorShare)
+    window = block_size(rows.programs, rows.rows, rows.num_rows, 1)
+    windows = Windows.of(np.array([rows.num_rows]), window, rows.num_rows, rows.programs.target.bundle)
+    share, weight = np.array([rows.prior.fraction]), np.array([rows.weight])
+    each = Subposteriors(rows.programs, rows.rows, windows, share, weight, rows.by_row)
+    found = each.value(theta[None], np.zeros(1, int))[0]
+    rows.count(1, each.seconds)
+    return found
 
 
 def _taylor(prior: Subposterior, centre: np.ndarray) -> Taylor:

@@ -23,9 +23,9 @@ from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import DIAGONALS, WHOLE
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import AnyArray, promotion_allowed
-from epvi.site.derivatives.conditional import prepared
+from epvi.site.derivatives.conditional import prepared, products_of_scores
 from epvi.site.derivatives.passes import Pass, Programs
-from epvi.site.derivatives.prior_part import Precisions, PriorPart, PriorShare
+from epvi.site.derivatives.prior_part import Precisions, PriorPart, PriorShare, few_numbers
 from epvi.site.rows.columns import Columns, let_go
 
 # Most intermediate numbers per block, so that they stay in the cache: 8 MB in float64, part of a last-level cache.
@@ -49,8 +49,7 @@ _MANY_VALUES, _ROUNDING = 2**22, 1e-3
 # unconstrained coordinates. Judgement: an sd of 10,000 is negligible beside any prior.
 _NEXT_TO_NOTHING = 1e-8
 
-
-# Callback: receives the number of passes over the rows so far.
+# Callback: receives the number of passes so far.
 Report = Callable[[int], None]
 
 
@@ -288,6 +287,8 @@ class Subposterior:
 
     def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "d d"]:
         """The sum over rows of the outer products of their score vectors (the empirical Fisher information)."""
+        if (target := self.programs.target).conditional is not None and self.rows and self.by_row is None:
+            return self.weight * products_of_scores(target, self.rows, point)
         made = self.programs.scores(next(iter(self.blocks()), (None, None))[0])
         with jax.enable_x64(True), promotion_allowed():
             theta, total = jnp.asarray(point, jnp.float64)[None], made.zero(1)
@@ -301,6 +302,7 @@ class Subposterior:
         if key not in self._made:
             self._made[key] = program(next(iter(self.blocks(size=size)), (None, None))[0])
         made = self._made[key]
+        number, theta = len(theta), theta if self.rows else few_numbers(theta, self.programs.target.bundle)
         with jax.enable_x64(True):
             points = jnp.asarray(theta, jnp.float64)
             total = [made.zero(len(theta))]
@@ -309,7 +311,7 @@ class Subposterior:
                 total[0] = made.add(total[0], points, block, weights)
             done = jax.block_until_ready(made.finish(total[0], points, self.prior))
         self.count(1, time.perf_counter() - start)
-        return done
+        return done if number == len(theta) else jax.tree.map(lambda part: part[:number], done)
 
     def count(self, passes: int, seconds: float) -> None:
         """Add to the number of passes, and to the time that they took."""

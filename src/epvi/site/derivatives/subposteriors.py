@@ -35,6 +35,8 @@ _MOST_SUMS, _MOST_POINTS = 2**19, 64
 _TOGETHER = (1, 4, 16, 64, 512)
 # The same for values only, without derivatives.
 _VALUES_TOGETHER = (*_TOGETHER, 4096)
+# The same for bundles of groups: fewer programs, since there is more to compile. Judgement.
+_FEW_TOGETHER = (4, 64)
 # Most numbers of derivatives that are made of totals at a time, 8 MB in float64, so that they stay in the cache.
 # Judgement.
 _MOST_DERIVATIVES = 2**20
@@ -111,8 +113,12 @@ class Subposteriors:
     ) -> "Subposteriors":
         """The subposteriors of chosen rows: those in `places`, the first sizes[0] for the first one, and so on."""
         columns = {name: np.take(column, places, axis=0) for name, column in self.rows.items()}
-        window = min(self.windows.window, _PART_WINDOW, 2 ** math.ceil(math.log2(max(len(places), 2))))
-        windows = Windows.of(sizes, window, int(np.max(sizes)), self.programs.target.bundle)
+        if self.programs.target.bundle > 1:
+            # Programs for bundles take seconds to compile.
+            windows = self.windows.of_others(sizes)
+        else:
+            window = min(self.windows.window, _PART_WINDOW, 2 ** math.ceil(math.log2(max(len(places), 2))))
+            windows = Windows.of(sizes, window, int(np.max(sizes)))
         return Subposteriors(self.programs, columns, windows, shares, weights, by_row)
 
     def thinned(
@@ -178,6 +184,8 @@ class Subposteriors:
 
     def spread(self, point: Float[np.ndarray, " d"]) -> Float[np.ndarray, "B d d"]:
         """For each shard the sum over its rows of the outer products of their score vectors at one point."""
+        if self.programs.target.conditional is not None and self.by_row is None:
+            return np.stack([self.alone(m).spread(point) for m in range(self.num_shards)])
         theta = np.broadcast_to(point, (self.num_shards, 1, self.dim))
         sums = self._sums(Order.SCORES, theta, np.arange(self.num_shards))
         flat = jax.tree.map(lambda part: part[:, 0], sums)
@@ -251,6 +259,10 @@ class Subposteriors:
     def _sums(self, order: Order, theta: np.ndarray, owner: np.ndarray) -> Any:
         """Sums over each shard's rows, with leading axes (P, q)."""
         p, q, d = theta.shape
+        if q > 1 and self.programs.target.bundle > 1:
+            # One program serves any number of points of each shard.
+            made = self._sums(order, theta.reshape(p * q, 1, d), np.repeat(owner, q))
+            return jax.tree.map(lambda part: part.reshape(p, q, *part.shape[2:]), made)
         _, zero, program = self._pass(order)
         # Points and sums are both held.
         numbers = q * max(sum(part.size for part in jax.tree.leaves(zero)), d)
@@ -316,12 +328,14 @@ class Subposteriors:
         made = tuple(np.empty((len(theta), *shape)) for shape in shapes)
         numbers = sum(map(math.prod, shapes))
         sizes = _VALUES_TOGETHER if order is Order.VALUE else _TOGETHER
-        known = [size for size in sizes if size == 1 or size * numbers <= _MOST_DERIVATIVES]
+        if self.programs.target.bundle > 1:
+            sizes = _FEW_TOGETHER
+        known = [size for size in sizes if size == sizes[0] or size * numbers <= _MOST_DERIVATIVES]
         leaves, tree = jax.tree.flatten((sums, theta, shares))
         with jax.enable_x64(True), promotion_allowed():
             while begin < len(theta):
                 left = len(theta) - begin
-                size = known[-1] if left > known[-1] // 2 else max(n for n in known if n <= left)
+                size = known[-1] if left > known[-1] // 2 else max((n for n in known if n <= left), default=known[0])
                 part = slice(begin, min(begin + size, len(theta)))
                 filled = jax.tree.unflatten(tree, [_filled(size, leaf[part]) for leaf in leaves])
                 for whole, x in zip(made, program(*filled), strict=True):

@@ -117,7 +117,7 @@ class LinkedMarginal:
     def gradients(self, point: Any, groups: Groups, nodes: Nodes) -> Any:
         """∇J of each node and group in φ, (Q, L, p)."""
         rows = _GivenEffects.of(self.linked, point, groups, nodes)
-        away = jax.lax.map(lambda z: rows.by_group(rows.scale(Order.GRADIENT, z)), nodes.z)
+        away = nodes.each(lambda z: rows.by_group(rows.scale(Order.GRADIENT, z)), 0.0)
         return self._in_phi(point, groups, nodes, away)
 
     def _over_nodes(self, layout: ArgumentSums, rows: "_GivenEffects", shares: Any) -> tuple[dict, Any]:
@@ -131,8 +131,17 @@ class LinkedMarginal:
             more = [jnp.where(counts > 0, counts * scale(term.a, term.b), 0.0) for term in layout.terms]
             return [a + b for a, b in zip(total, more, strict=True)], rows.by_group(scale) if full else None
 
-        zero = [jnp.zeros(rows.groups.num_rows) for _ in layout.terms]
-        found, away = jax.lax.scan(one, zero, (rows.nodes.z, shares))
+        def if_used(total: Any, given: Any) -> Any:
+            i, *node = given
+            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, total, node)[1])
+            return jax.lax.cond(i < used, one, lambda total, _: (total, nothing), total, node)
+
+        used, zero = rows.nodes.used, [jnp.zeros(rows.groups.num_rows) for _ in layout.terms]
+        each = rows.nodes.z, shares
+        if used is None:
+            found, away = jax.lax.scan(one, zero, each)
+        else:
+            found, away = jax.lax.scan(if_used, zero, (jnp.arange(len(shares)), *each))
         dtype = self.linked.dtype
         return {(term.a, term.b): part.astype(dtype) for term, part in zip(layout.terms, found, strict=True)}, away
 
@@ -158,8 +167,8 @@ class LinkedMarginal:
             )
             return jnp.sum(jnp.where(shares > 0, shares * each, 0.0))
 
-        part, d = point[chosen], self._dim
-        slope, bend = jax.grad(average)(part), jax.jacfwd(jax.grad(average))(part)
+        d = self._dim
+        bend, slope = jax.jacfwd(lambda part: (jax.grad(average)(part),) * 2, has_aux=True)(point[chosen])
         return jnp.zeros(d).at[chosen].add(slope), jnp.zeros((d, d)).at[np.ix_(chosen, chosen)].add(bend)
 
     def _with(self, point: Any, part: Any) -> Any:

@@ -23,6 +23,8 @@ _LEAST_BLOCK = 128
 # Least window of bundles of groups: programs for few of them are then the same whatever their number, and passes skip
 # what is not used. Judgement: a program takes seconds to compile, and so many bundles little memory.
 _LEAST_WINDOW = 16
+# Most rows of a block of bundles. Judgement: their numbers at all nodes stay in the cache.
+_MOST_BUNDLED = 2**13
 
 
 class Items(NamedTuple):
@@ -69,11 +71,17 @@ class Windows:
         """
         window = window if bundle == 1 else max(window, _LEAST_WINDOW)
         most = min(math.ceil(math.log2(largest)), int(math.log2(window)))
+        if bundle > 1:
+            most = min(most, int(math.log2(max(_MOST_BUNDLED // bundle, 1))))
         least = min(int(math.log2(max(_LEAST_BLOCK // bundle, 1))), most)
         blocks = 2 ** np.arange(least, most + 1)
         costs = [np.sum(-(-sizes // block)) * (block + max(_BESIDES // bundle, 1)) for block in blocks]
         block = int(blocks[np.argmin(costs)])
         return cls(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), window, block)
+
+    def of_others(self, sizes: Int[np.ndarray, " B"]) -> "Windows":
+        """Windows and blocks of the same sizes for other rows, so that compiled programs are shared."""
+        return dataclasses.replace(self, bounds=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64))
 
     @property
     def num_rows(self) -> int:
