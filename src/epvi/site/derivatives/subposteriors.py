@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from epvi.gaussian.packing import Packing
 from epvi.gaussian.structures import WHOLE
 from epvi.ground.float64 import promotion_allowed
+from epvi.site.derivatives.in_batches import in_batches
 from epvi.site.derivatives.kinds import kind_of
 from epvi.site.derivatives.order import Order
 from epvi.site.derivatives.passes import Programs
@@ -324,24 +325,14 @@ class Subposteriors:
     ) -> tuple[np.ndarray, ...]:
         """Log p_m and its derivatives from sums over the rows, in batches of points; or those of the prior alone."""
         program = self._finish(order, alone)
-        begin, shapes = 0, order.shapes(self.dim)
-        made = tuple(np.empty((len(theta), *shape)) for shape in shapes)
-        numbers = sum(map(math.prod, shapes))
+        shapes = order.shapes(self.dim)
         sizes = _VALUES_TOGETHER if order is Order.VALUE else _TOGETHER
         if self.programs.target.bundle > 1:
             sizes = _FEW_TOGETHER
+        numbers = sum(map(math.prod, shapes))
         known = [size for size in sizes if size == sizes[0] or size * numbers <= _MOST_DERIVATIVES]
-        leaves, tree = jax.tree.flatten((sums, theta, shares))
         with jax.enable_x64(True), promotion_allowed():
-            while begin < len(theta):
-                left = len(theta) - begin
-                size = known[-1] if left > known[-1] // 2 else max((n for n in known if n <= left), default=known[0])
-                part = slice(begin, min(begin + size, len(theta)))
-                filled = jax.tree.unflatten(tree, [_filled(size, leaf[part]) for leaf in leaves])
-                for whole, x in zip(made, program(*filled), strict=True):
-                    whole[part] = np.asarray(x)[: part.stop - part.start]
-                begin = part.stop
-        return made
+            return in_batches(program, (sums, theta, shares), shapes, known)
 
     def _finish(self, order: Order, alone: bool) -> Callable:
         if (order, alone) not in self._finished:
@@ -349,9 +340,3 @@ class Subposteriors:
             kind = None if linked is None else kind_of(self.block, 0)
             self._finished[order, alone] = self.programs.finished(order, kind, linked)
         return self._finished[order, alone]
-
-
-def _filled(size: int, part: np.ndarray) -> np.ndarray:
-    """The array with its last entry repeated up to this length."""
-    short = size - len(part)
-    return part if not short else np.concatenate([part, np.repeat(part[-1:], short, axis=0)])
