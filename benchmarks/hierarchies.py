@@ -1,11 +1,13 @@
 """Hierarchies, small shards, edges and ridges: epvi's defaults beside NumPyro's NUTS, against long NUTS runs.
 
 Run: python benchmarks/hierarchies.py [--only radon,simplex] [--references FOLDER] [--again 200]. NUTS is timed with
-two chains of 1,000 steps of warm-up and 1,000 draws, both methods on their second run; the reference has two of 1,500
-and 5,000 steps; FOLDER keeps references between runs. Errors of means are in reference sds, sds are ratios to the
-reference's; the means of mixtures, whose labels NUTS may exchange, are compared in their order. With --again every case
-is fitted with several other seeds of dealing and draws instead, and only errors count. The data of radon and German
-credit are not part of the project: --data or EPVI_DATA names their folder; without them these cases are skipped.
+two chains of 1,000 steps of warm-up and 1,000 draws, both methods on their second run, which compiles nothing ("~":
+extrapolated from a tenth of the steps); the reference has two of 1,500 and 5,000 steps (500 and 1,500 above 50,000
+rows), whose Monte Carlo error is shown too; FOLDER keeps references between runs. Errors of means are in reference sds,
+sds are ratios to the reference's; the means of mixtures, whose labels NUTS may exchange, are compared in their order.
+With --again every case is fitted with several other seeds of dealing and draws instead, and only errors count. The data
+of radon and German credit are not part of the project: --data or EPVI_DATA names their folder; without them these cases
+are skipped.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple, cast
 import jax
 import numpy as np
 from hierarchies_cases import Case, cases
-from numpyro.diagnostics import split_gelman_rubin
+from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
 from numpyro.infer import MCMC, NUTS
 from posteriors import data_folder
 
@@ -24,27 +26,34 @@ import epvi
 
 # Largest error of a mean in sds, and of an sd, beyond which an answer that is trusted counts as wrong.
 WRONG_MEAN, WRONG_SD = 0.2, 0.2
+# Above so many rows NUTS has fewer steps, and its time is extrapolated by this factor.
+MANY_ROWS, EXTRAPOLATED = 50_000, 10
 HEAD = (
-    f"{'case':42s}{'N':>8s}{'M':>4s}{'mean off':>9s}  {'where':12s}{'sds':>13s}{'ESS':>7s}{'rounds':>7s}{'epvi, s':>9s}"
-    f"{'NUTS, s':>9s}  verdict"
+    f"{'case':42s}{'N':>8s}{'M':>4s}{'mean off':>9s}{'known ±':>9s}  {'where':12s}{'sds':>13s}{'ESS':>7s}{'rounds':>7s}"
+    f"{'epvi, s':>9s}{'NUTS, s':>9s}  verdict"
 )
 
 
 class Reference(NamedTuple):
-    """Draws of all parameters by name, as (draws, entries), and the largest split R-hat."""
+    """Draws of all parameters by name, as (draws, entries), the largest split R-hat and Monte Carlo error in sds."""
 
     draws: dict[str, np.ndarray]
     r_hat: float
+    error: float
 
 
-def nuts(case: Case, warm_up: int, draws: int, seed: int) -> dict[str, np.ndarray]:
-    """Draws of two chains by name, (2, draws, entries)."""
+def nuts(case: Case, warm_up: int, draws: int) -> MCMC:
+    """Two chains; a second run of them compiles nothing."""
     kernel = NUTS(case.exact or case.model, target_accept_prob=0.95 if draws > 1000 else 0.8)
-    run = MCMC(kernel, num_warmup=warm_up, num_samples=draws, num_chains=2, progress_bar=False)
+    return MCMC(kernel, num_warmup=warm_up, num_samples=draws, num_chains=2, progress_bar=False)
+
+
+def drawn(chains: MCMC, case: Case, seed: int) -> dict[str, np.ndarray]:
+    """Draws of the chains by name, (2, draws, entries)."""
     with jax.enable_x64(True):
-        run.run(jax.random.key(seed), **case.rows)
-        found = run.get_samples(group_by_chain=True)
-    return {name: np.asarray(value).reshape(2, draws, -1) for name, value in found.items()}
+        chains.run(jax.random.key(seed), **case.rows)
+        found = chains.get_samples(group_by_chain=True)
+    return {name: np.asarray(value).reshape(2, chains.num_samples, -1) for name, value in found.items()}
 
 
 def reference(case: Case, folder: Path | None) -> Reference:
@@ -56,22 +65,26 @@ def reference(case: Case, folder: Path | None) -> Reference:
                 name: content[name].reshape(2, -1, content[name].shape[-1]) for name in content.files if name != "rhat"
             }
     else:
-        draws = nuts(case, 1500, 5000, 1)
+        steps = (500, 1500) if case.num_rows > MANY_ROWS else (1500, 5000)
+        draws = drawn(nuts(case, *steps), case, 1)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             np.savez(path, **cast(dict[str, Any], draws))
     told = {name: value for name, value in draws.items() if name not in case.hidden}
     told |= {name: np.sort(value, axis=-1) for name, value in told.items() if name in case.exchangeable}
     r_hat = max(float(np.max(split_gelman_rubin(value))) for value in told.values())
-    return Reference({name: value.reshape(-1, value.shape[-1]) for name, value in told.items()}, r_hat)
+    error = max(float(np.max(effective_sample_size(value) ** -0.5)) for value in told.values())
+    return Reference({name: value.reshape(-1, value.shape[-1]) for name, value in told.items()}, r_hat, error)
 
 
 def nuts_seconds(case: Case) -> float:
-    """The time of a second run, which compiles nothing."""
-    nuts(case, 1000, 1000, 0)
+    """The time of a second run, which compiles nothing; extrapolated where there are many rows."""
+    factor = EXTRAPOLATED if case.num_rows > MANY_ROWS else 1
+    chains = nuts(case, 1000 // factor, 1000 // factor)
+    drawn(chains, case, 0)
     start = time.perf_counter()
-    nuts(case, 1000, 1000, 1)
-    return time.perf_counter() - start
+    drawn(chains, case, 1)
+    return factor * (time.perf_counter() - start)
 
 
 class Line(NamedTuple):
@@ -83,6 +96,8 @@ class Line(NamedTuple):
     high: float
     posterior: Any
     seconds: float
+    # Monte Carlo error of the reference's means, in sds.
+    known: float
 
     @property
     def trusted(self) -> bool:
@@ -120,16 +135,16 @@ def line(case: Case, num_shards: int, against: Reference, seed: int = 0) -> Line
         if np.max(off) > worst:
             worst, where = float(np.max(off)), summary.names[entries[np.argmax(off)]]
     ratio = np.concatenate(ratios)
-    return Line(worst, where, float(np.min(ratio)), float(np.max(ratio)), posterior, seconds)
+    return Line(worst, where, float(np.min(ratio)), float(np.max(ratio)), posterior, seconds, against.error)
 
 
 def told(case: Case, num_shards: int, found: Line, seconds: float) -> str:
     certificate, step = found.posterior.certificate, found.posterior.step
-    return (
-        f"{case.name:42s}{case.num_rows:8,d}{num_shards:4d}{found.worst:9.3f}  {found.where:12s}"
-        f"{found.low:6.3f}-{found.high:6.3f}{certificate.ess:7,.0f}{0 if step is None else step.rounds:7d}"
-        f"{found.seconds:9.2f}{seconds:9.2f}  {certificate.verdict}{' WRONG' if found.wrong else ''}"
-    )
+    errors = f"{found.worst:9.3f}{found.known:9.3f}  {found.where:12s}{found.low:6.3f}-{found.high:6.3f}"
+    work = f"{certificate.ess:7,.0f}{0 if step is None else step.rounds:7d}"
+    times = f"{found.seconds:9.2f}{'~' if case.num_rows > MANY_ROWS else ' '}{seconds:8.2f}"
+    verdict = f"{certificate.verdict}{' WRONG' if found.wrong else ''}"
+    return f"{case.name:42s}{case.num_rows:8,d}{num_shards:4d}{errors}{work}{times}  {verdict}"
 
 
 def again(chosen: list[Case], count: int, folder: Path | None) -> None:
@@ -165,10 +180,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None, help="folder with radon/radon_mn.json")
     parser.add_argument("--references", type=Path, default=None, help="folder that keeps reference draws")
     parser.add_argument("--no-nuts", action="store_true", help="do not time NUTS")
+    parser.add_argument("--most-rows", type=int, default=None, help="leave out cases with more rows")
     parser.add_argument("--again", type=int, default=0, help="about how many fits with other seeds, and nothing else")
     arguments = parser.parse_args()
     parts = arguments.only.split(",")
     chosen = [case for case in cases(data_folder(arguments.data)) if any(part in case.name for part in parts)]
+    if arguments.most_rows is not None:
+        chosen = [case for case in chosen if case.num_rows <= arguments.most_rows]
     print(HEAD)
     if arguments.again:
         again(chosen, arguments.again, arguments.references)
