@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from hierarchies_cases import Case, cases
 from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-from numpyro.infer import MCMC, NUTS
+from numpyro.infer import MCMC, NUTS, Predictive
 from posteriors import data_folder
 
 import epvi
@@ -120,12 +120,21 @@ def warm(case: Case, num_shards: int, against: Reference) -> Line:
     return line(case, num_shards, against)
 
 
+def derived(case: Case, names: list[str]) -> Any:
+    """What the model computes of draws of its parameters, `numpyro.deterministic`; rows play no part in it."""
+    few = {name: column[:1] for name, column in case.rows.items()}
+    return lambda draws: Predictive(case.model, draws, return_sites=names)(jax.random.key(0), **few)
+
+
 def line(case: Case, num_shards: int, against: Reference, seed: int = 0) -> Line:
     start = time.perf_counter()
     posterior = fitted(case, num_shards, seed)
     seconds = time.perf_counter() - start
-    summary, worst, where, ratios = posterior.summary(), 0.0, "", []
+    own, worst, where, ratios = posterior.summary(), 0.0, "", []
+    absent = sorted(set(against.draws) - {name.split("[")[0] for name in own.names})
+    rest = posterior.summary(of=derived(case, absent)) if absent else None
     for parameter, draws in against.draws.items():
+        summary = rest if parameter in absent and rest is not None else own
         entries = np.array([i for i, name in enumerate(summary.names) if name.split("[")[0] == parameter])
         if parameter in case.exchangeable:
             entries = entries[np.argsort(summary.mean[entries])]
