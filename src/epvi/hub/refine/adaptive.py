@@ -35,6 +35,10 @@ _EFFICIENT = 0.9
 _LEAST_ROUNDS, _LATER_ROUNDS, _MOST_ROUNDS, _HALF = 4, 8, 30, 0.5
 # Draws from which on a mixture can be fitted. Judgement.
 _LEAST_DRAWS = 1024
+# Natural-gradient steps of a smaller KL divergence than this, in nats, do not mend weights that are too uneven.
+# Judgement: means that move by 0.3 sds leave a few effective draws a few; near a scale of zero such steps can go on and
+# on.
+_TOO_SHORT = 0.05
 # Why the best round of a run cannot be trusted by itself.
 _ALONE = "no second run of adaptive rounds has confirmed the weights of the first"
 # What adaptive rounds can mend.
@@ -50,6 +54,13 @@ def adaptable(posterior: Refinable) -> bool:
         return False
     enough = found.verdict == Verdict.TRUST or (found.verdict != Verdict.NOT and found.efficiency >= _EFFICIENT)
     return not enough and set(found.reasons) <= _MENDABLE
+
+
+def least_step(posterior: Refinable, usual: float) -> float:
+    """The least KL divergence of a step that is worth a round, larger where adaptive rounds do more."""
+    found = posterior.certificate
+    uneven = found is not None and found.reasons == (Reason.UNEVEN_WEIGHTS,)
+    return _TOO_SHORT if uneven and adaptable(posterior) else usual
 
 
 def begun(posterior: Posterior, answered: Answered) -> Posterior:

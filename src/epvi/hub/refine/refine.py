@@ -16,7 +16,7 @@ from epvi.ground.log import logger
 from epvi.ground.status import Status, StatusCode
 from epvi.ground.verb import verb
 from epvi.hub.product.result import ProductMixture
-from epvi.hub.refine.adaptive import adaptable, begun, continued, kept_best
+from epvi.hub.refine.adaptive import adaptable, begun, continued, kept_best, least_step
 from epvi.hub.refine.natural_gradient import JointMoments, divergence, only, paired_difference, stepped
 from epvi.hub.refine.propriety import refuse_runaway, refuse_singular, rests_on_information
 from epvi.hub.refine.step import Refinable, Step, finished
@@ -89,7 +89,8 @@ def advance(posterior: Posterior, answered: Answered, certificate: Certificate, 
     kept = np.asarray(after.log_weights) >= np.log(_LIGHTEST)
     # Shards that do not stand alone are asked at the consensus at least once more.
     unasked = stays.step is None and rests_on_information(stays)
-    if not unasked and divergence(only(moments.gaussians, kept), only(after, kept)) < worth:
+    least = least_step(stays, worth)
+    if not unasked and divergence(only(moments.gaussians, kept), only(after, kept)) < least:
         return finished(stays)
     after = only(after, kept)
     waiting = Step(step.rounds + 1, step.rate, step.gained, moments, stays.mixture, stays.certificate)
