@@ -335,7 +335,7 @@ class Subposteriors:
         numbers = sum(map(math.prod, shapes))
         # The first size, and programs for smaller numbers of points only where filling up to it would cost time.
         least = max((size for size in sizes if size * (numbers + self.dim) <= _LITTLE), default=sizes[0])
-        known = [size for size in sizes if size == least or least < size and size * numbers <= _MOST_DERIVATIVES]
+        known = [size for size in sizes if size == least or (least < size and size * numbers <= _MOST_DERIVATIVES)]
         with jax.enable_x64(True), promotion_allowed():
             return in_batches(program, (sums, theta, shares), shapes, known)
 
