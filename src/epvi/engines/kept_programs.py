@@ -4,8 +4,10 @@ A cache that the user has already chosen for JAX is left alone.
 """
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -40,7 +42,7 @@ def _begin() -> None:
         folder = cache_folder()
         if _users > 1 or folder is None or jax.config.jax_compilation_cache_dir is not None:
             return
-        if not can_be_used(folder / _CALLERS):
+        if not _can_be_used(folder / _CALLERS):
             return
         settings = {
             "jax_compilation_cache_dir": str(folder / _CALLERS),
@@ -52,6 +54,12 @@ def _begin() -> None:
             jax.config.update(name, value)
         # JAX looks up its settings when it first compiles a program, and again after this.
         jax_cache.reset_cache()
+
+
+@functools.lru_cache(maxsize=8)
+def _can_be_used(folder: Path) -> bool:
+    """Looked at once: it takes as long as a pass over many rows."""
+    return can_be_used(folder)
 
 
 def _end() -> None:
