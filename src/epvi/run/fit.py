@@ -34,7 +34,7 @@ from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.run.scoring import Scoring
 from epvi.run.sent_model import model_of, packed
-from epvi.run.shards import shards_of, workers_of
+from epvi.run.shards import RunningShards, shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
 from epvi.run.worker import Job
 from epvi.site.derivatives.passes import Programs, programs_of
@@ -114,10 +114,7 @@ def fit(
         ShardProgress(split.num_shards, progress) as bar,
         shards_of(job, columns, split, executor, bar, WorkFolder(Path(work)) if work else None) as sites,
     ):
-        if rounds.any:
-            # While shards are fitted.
-            quasi_random.get_ready()
-        posterior = _combined(sites.fit(), product, seed, bar)
+        posterior = _combined(_fitted(sites, rounds), product, seed, bar)
         try:
             posterior = run_rounds(posterior, sites.answer, rounds, key)
         except ShardError:
@@ -168,6 +165,13 @@ def _log_end(posterior: Posterior, seconds: float) -> None:
         logger.info("verdict: %s", posterior.certificate.text)
         warn_of(posterior.certificate.agreement)
     logger.info("fitted %s in %.2f s", shown(posterior.stands_for), seconds)
+
+
+def _fitted(sites: RunningShards, rounds: Rounds) -> list[ShardFit]:
+    """The fits of all shards; meanwhile, what further rounds need is imported."""
+    if rounds.any:
+        quasi_random.get_ready()
+    return sites.fit()
 
 
 def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: ShardProgress) -> Posterior:

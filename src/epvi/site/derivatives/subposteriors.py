@@ -43,7 +43,7 @@ _FEW_TOGETHER = (4, 64)
 _MOST_DERIVATIVES = 2**20
 # So many numbers of derivatives and points are made in less time than a call takes. Judgement: with fewer points a call
 # is filled up, so that no program has to be traced for them, which takes a tenth of a second for each number of points.
-_LITTLE = 2**13
+_LITTLE = 2**12
 # Most rows of a window of subsamples, whose passes are short anyway. Judgement.
 _PART_WINDOW = 2**13
 # Calls that may be under way: JAX computes asynchronously, and their sums are in memory. Judgement.
