@@ -17,6 +17,8 @@ from epvi.engines.compile_cache import cache_folder, can_be_used
 
 # The folder of programs of processes that are no workers, in that of the workers.
 _CALLERS = "callers"
+# JAX's setting of the folder.
+_FOLDER = "jax_compilation_cache_dir"
 # How many fits of this process use the cache now, and what JAX's settings were before the first of them.
 _lock = threading.Lock()
 _users, _before = 0, dict[str, Any]()
@@ -40,12 +42,12 @@ def _begin() -> None:
     with _lock:
         _users += 1
         folder = cache_folder()
-        if _users > 1 or folder is None or jax.config.jax_compilation_cache_dir is not None:
+        if _users > 1 or folder is None or getattr(jax.config, _FOLDER) is not None:
             return
         if not _can_be_used(folder / _CALLERS):
             return
         settings = {
-            "jax_compilation_cache_dir": str(folder / _CALLERS),
+            _FOLDER: str(folder / _CALLERS),
             "jax_persistent_cache_min_compile_time_secs": 0.0,
             "jax_persistent_cache_min_entry_size_bytes": -1,
         }
