@@ -1,7 +1,7 @@
 """The persistent compilation cache: a folder of the user in which JAX keeps compiled programs between runs.
 
-It is configured by environment variables, which must be set before a process first uses JAX. A cache that the user has
-already chosen for JAX is left alone.
+It is configured by environment variables, which must be set before a process first uses JAX; in the caller's process,
+by `kept_programs.py`. A cache that the user has already chosen for JAX is left alone.
 """
 
 import contextlib
@@ -29,14 +29,7 @@ def cache_folder() -> Path | None:
 def cache_environment() -> dict[str, str]:
     """Environment variables that turn JAX's cache on; empty if it is off, cannot be written, or was set by the user."""
     folder = cache_folder()
-    if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ:
-        return {}
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _shrink(folder)
-    except OSError:
-        return {}
-    if not os.access(folder, os.W_OK):
+    if folder is None or "JAX_COMPILATION_CACHE_DIR" in os.environ or not can_be_used(folder):
         return {}
     # Keep every program, however small and however fast it compiled: a fit compiles many small ones.
     return {
@@ -44,6 +37,16 @@ def cache_environment() -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     }
+
+
+def can_be_used(folder: Path) -> bool:
+    """Whether the folder is there, or could be made, and can be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _shrink(folder)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _shrink(folder: Path) -> None:

@@ -3,7 +3,9 @@
 Takes sizes and the words of a random key; the same key gives the same points on every machine.
 """
 
+import importlib
 import math
+import threading
 
 import numpy as np
 from jaxtyping import Float
@@ -18,9 +20,14 @@ _BLOCK = 2**22
 _MOST_DIMENSIONS = 21_201
 
 
+def get_ready() -> None:
+    """Import what points are made with, which takes a third of a second, in a thread while the caller goes on."""
+    threading.Thread(target=importlib.import_module, args=("scipy.stats",), daemon=True).start()
+
+
 def uniform_points(n: int, d: int, key: tuple[int, ...]) -> Float[np.ndarray, "n d"]:
     """Points of a scrambled Sobol sequence strictly inside the unit cube; independent draws if d is too large."""
-    # Imported here because it takes half a second, and only certificates and rounds need it.
+    # Imported here because it takes a third of a second, and only certificates and rounds need it.
     from scipy.stats import qmc
 
     rng = np.random.default_rng(key)

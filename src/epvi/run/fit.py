@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from epvi.engines.kept_programs import kept_programs
+from epvi.gaussian import quasi_random
 from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
 from epvi.ground.printable import shown
@@ -32,7 +34,7 @@ from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.run.scoring import Scoring
 from epvi.run.sent_model import model_of, packed
-from epvi.run.shards import shards_of, workers_of
+from epvi.run.shards import RunningShards, shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
 from epvi.run.worker import Job
 from epvi.site.derivatives.passes import Programs, programs_of
@@ -51,6 +53,7 @@ from epvi.wire.shard_fit import Provenance, ShardFit
 
 
 @verb("the fit")
+@kept_programs()
 def fit(
     model: Model | Callable,
     rows: Any,
@@ -89,10 +92,10 @@ def fit(
         raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
     rounds = Rounds.of(certify, refine)
     fallback = checked(fallback, rounds.certify)
-    table, split = _split(model, rows, shards, by, shuffle, key)
     if not isinstance(executor, Executor):
-        # The workers start while the model is checked and traced here.
+        # The workers start while rows are read, and the model is checked and traced, here.
         workers_of(executor)
+    table, split = _split(model, rows, shards, by, shuffle, key)
     sent, programs, made_of = _prepared(model, table)
     groups, model, deal = model.groups, model_of(sent), shuffle and by is None
     columns, integrated, whole = table.columns, None, sent
@@ -111,7 +114,7 @@ def fit(
         ShardProgress(split.num_shards, progress) as bar,
         shards_of(job, columns, split, executor, bar, WorkFolder(Path(work)) if work else None) as sites,
     ):
-        posterior = _combined(sites.fit(), product, seed, bar)
+        posterior = _combined(_fitted(sites, rounds), product, seed, bar)
         try:
             posterior = run_rounds(posterior, sites.answer, rounds, key)
         except ShardError:
@@ -162,6 +165,13 @@ def _log_end(posterior: Posterior, seconds: float) -> None:
         logger.info("verdict: %s", posterior.certificate.text)
         warn_of(posterior.certificate.agreement)
     logger.info("fitted %s in %.2f s", shown(posterior.stands_for), seconds)
+
+
+def _fitted(sites: RunningShards, rounds: Rounds) -> list[ShardFit]:
+    """The fits of all shards; meanwhile, what further rounds need is imported."""
+    if rounds.any:
+        quasi_random.get_ready()
+    return sites.fit()
 
 
 def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: ShardProgress) -> Posterior:

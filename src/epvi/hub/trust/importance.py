@@ -17,6 +17,7 @@ from jaxtyping import Float
 from scipy.special import logsumexp, softmax
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
+from epvi.hub.trust.pareto import pareto_smoothed
 from epvi.hub.trust.propose import Proposal
 from epvi.parameters.one_labelling import OneLabelling
 from epvi.parameters.space import Space
@@ -92,19 +93,15 @@ def _tail_length(n: int) -> int:
 
 
 def _smoothed(log_w: Float[np.ndarray, " S"]) -> tuple[Float[np.ndarray, " S"], float]:
-    # Imported late: it imports pandas and xarray where they are installed, which takes time.
-    from arviz_stats.base.array import array_stats
-
     floored = np.maximum(log_w - np.max(log_w), _NOTHING)
     if np.ptp(floored) < 1e-9:
         return floored, -np.inf
-    # psislw is written for leave-one-out: it takes log likelihoods, whose negatives are the log weights.
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        smooth, k_hat = array_stats.psislw(-floored)
+        smooth, k_hat = pareto_smoothed(floored)
     # With all weight on one draw there is no tail to fit.
     if not np.all(np.isfinite(smooth)) or not np.isfinite(k_hat):
         return floored, np.inf
-    return np.asarray(smooth, np.float64), float(k_hat)
+    return smooth, k_hat
 
 
 def moved(

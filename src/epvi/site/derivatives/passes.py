@@ -22,7 +22,7 @@ from epvi.site.derivatives.kinds import Kind, kind_of, rows_dtype
 from epvi.site.derivatives.linear_predictors import find_predictors
 from epvi.site.derivatives.on_subsamples import by_part, remainders
 from epvi.site.derivatives.order import Order
-from epvi.site.derivatives.prior_part import PriorPart
+from epvi.site.derivatives.prior_part import PriorPart, share_at
 from epvi.site.derivatives.through_marginal import LinkedMarginal
 from epvi.site.derivatives.through_predictors import Linked, each_point
 from epvi.site.derivatives.through_wide_predictor import Wide, is_wide
@@ -266,13 +266,14 @@ class Programs(Held):
 
     def finished(self, order: Order, kind: Kind | None, linked: Linked | Wide | LinkedMarginal | None) -> Callable:
         """The function of sums over rows (P, ...), points (P, d) and shares of the prior (P,) to log p_m."""
+        # A function of its own, which is traced once and not for each number of points.
+        prior_of = self.once(("share of the prior", order), functools.partial(share_at, self.target, order))
 
         def one(sums: Any, point: Any, share: Any) -> Any:
             rows = sums if linked is None else linked.curve(order, sums, point)
             if order is Order.SCORES:
                 return rows
-            prior = order.derived(lambda theta: share * self.target.log_prior(theta))(point)
-            made = _added(rows, prior)
+            made = _added(rows, prior_of(share, point))
             return (made,) if order is Order.VALUE else made
 
         return self.once(("finished", order, kind), jax.vmap(one))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from epvi.site.derivatives.order import Order
 from epvi.site.model.target import Target
 
 # Numbers of points at which the prior alone is evaluated, where rows are bundles of groups. Judgement.
@@ -45,3 +46,8 @@ def few_numbers(theta: Float[np.ndarray, "n d"], bundle: int) -> Float[np.ndarra
     """
     number = next((some for some in _NUMBERS if some >= len(theta)), len(theta)) if bundle > 1 else len(theta)
     return np.concatenate([theta, np.repeat(theta[-1:], number - len(theta), axis=0)])
+
+
+def share_at(target: Target, order: Order, share: Any, point: Any) -> Any:
+    """A share of the log prior with its derivatives at a point."""
+    return order.derived(lambda theta: share * target.log_prior(theta))(point)

@@ -41,6 +41,9 @@ _FEW_TOGETHER = (4, 64)
 # Most numbers of derivatives that are made of totals at a time, 8 MB in float64, so that they stay in the cache.
 # Judgement.
 _MOST_DERIVATIVES = 2**20
+# So many numbers of derivatives and points are made in less time than a call takes. Judgement: with fewer points a call
+# is filled up, so that no program has to be traced for them, which takes a tenth of a second for each number of points.
+_LITTLE = 2**12
 # Most rows of a window of subsamples, whose passes are short anyway. Judgement.
 _PART_WINDOW = 2**13
 # Calls that may be under way: JAX computes asynchronously, and their sums are in memory. Judgement.
@@ -330,7 +333,9 @@ class Subposteriors:
         if self.programs.target.bundle > 1:
             sizes = _FEW_TOGETHER
         numbers = sum(map(math.prod, shapes))
-        known = [size for size in sizes if size == sizes[0] or size * numbers <= _MOST_DERIVATIVES]
+        # The first size, and programs for smaller numbers of points only where filling up to it would cost time.
+        least = max((size for size in sizes if size * (numbers + self.dim) <= _LITTLE), default=sizes[0])
+        known = [size for size in sizes if size == least or (least < size and size * numbers <= _MOST_DERIVATIVES)]
         with jax.enable_x64(True), promotion_allowed():
             return in_batches(program, (sums, theta, shares), shapes, known)
 

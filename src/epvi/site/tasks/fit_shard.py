@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from epvi.engines.kept_programs import kept_programs
 from epvi.ground.compiled import compiled
 from epvi.ground.errors import EpviError
 from epvi.ground.log import logger
@@ -55,6 +56,7 @@ def fit_shard(
 
 
 @verb("fitting the shard")
+@kept_programs()
 def fit_table(model: Model, table: Table, part: Part, inference: Inference, seed: Seed) -> ShardFit:
     """Fit a table of rows that has been read."""
     programs, columns, made_of = prepared(model, table)
