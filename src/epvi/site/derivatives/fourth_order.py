@@ -45,10 +45,10 @@ class FourthOrder(NamedTuple):
 
     def moved(self, by: Float[np.ndarray, " d"], turn: Float[np.ndarray, "d d"]) -> "FourthOrder":
         """The terms about another point, with u = by + turn v, in coordinates v; without those of four different v."""
-        d, fourth = len(by), np.zeros((len(by),) * 4)
-        fourth[np.arange(d), np.arange(d)] = self.fourth
+        d, part = len(by), np.zeros((len(by),) * 4)
+        part[np.arange(d), np.arange(d)] = self.fourth
         # Fourth derivatives: Q.
-        fourth = sum(np.transpose(fourth, order) for order in itertools.permutations(range(4)))
+        fourth = np.sum([np.transpose(part, order) for order in itertools.permutations(range(4))], axis=0)
         third = self.third + np.einsum("ijkl,l->ijk", fourth, by)
         for axis in range(4):
             # Each product moves the next axis to the front.
