@@ -27,6 +27,20 @@ def hessian(u):
     return np.einsum("ijk,k->ij", THIRD, u) + np.einsum("ijkl,k,l->ij", FOURTH, u, u) / 2
 
 
+def test_terms_about_another_point_are_exact():
+    made = from_hessians(np.stack([hessian(u) for u in places(D)]))
+    # Of which no term of four different coordinates comes.
+    turn = np.diag([1.0, -0.5, 2.0, 1.5])[[2, 0, 3, 1]]
+    by, v = RNG.normal(size=D), RNG.normal(size=(5, D))
+
+    def rest(u):
+        # What an expansion of second order about `by` leaves over.
+        away = u - by
+        return made.at(u[None])[0] - made.at(by[None])[0] - gradient(by) @ away - away @ hessian(by) @ away / 2
+
+    np.testing.assert_allclose(made.moved(by, turn).at(v), [rest(by + turn @ one) for one in v], atol=1e-10)
+
+
 def test_a_polynomial_of_fourth_order_is_exact():
     # A quadratic term changes all Hessians alike, and no higher term.
     made = from_hessians(np.stack([hessian(u) + np.eye(D) for u in places(D)]))

@@ -85,10 +85,10 @@ def test_no_terms_where_there_is_no_maximum(groups):
 
 def test_it_pays_where_subsamples_would_be_large(groups):
     sub, *_ = groups
-    assert pays(sub, 2048, None)
-    assert pays(sub, 256, 8)
+    assert pays(sub, 2048, [])
+    assert pays(sub, 256, [8])
     many = Subposterior(sub.programs, {k: np.repeat(x, 400, axis=0) for k, x in sub.rows.items()}, sub.prior, 32)
-    assert not pays(many, 2048, 1)
+    assert not pays(many, 2048, [1])
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ class Places:
         """Effects of one level, s."""
         return self.effects.shape[1]
 
-    @property
+    @functools.cached_property
     def shared(self) -> np.ndarray:
         """The coordinates of φ."""
         return np.setdiff1d(np.arange(self.dim), self.effects)
@@ -98,17 +98,34 @@ class LevelProgram:
         used = np.concatenate([np.zeros(0, np.int64), *(places.ravel() for places in found)])
         return np.flatnonzero(np.isin(self.places.shared, used))
 
-    def run(self, z: Any, phi: Any, levels: Any, block: Mapping[str, Any], level: Any) -> tuple[Any, list[Any]]:
+    def without_effects(self, phi: Any, levels: Any, block: Mapping[str, Any]) -> dict[int, Any]:
+        """The values that do not depend on effects, by number: computed once for many z."""
+        steps = tuple(step for step in self.steps if step.outputs[0] not in self._of_effects)
+        return self._values(steps, None, phi, levels, block, None, None, {})[0]
+
+    @functools.cached_property
+    def _of_effects(self) -> set[int]:
+        """The values that depend on effects."""
+        found = {*self.along, *self.gathered, *self.sums, *self.merged}
+        for step in self.steps:
+            if any(one in found for one in step.inputs if isinstance(one, int)):
+                found.update(step.outputs)
+        return found
+
+    def run(
+        self, z: Any, phi: Any, levels: Any, block: Any, level: Any, known: Mapping[int, Any] | None = None
+    ) -> tuple[Any, list[Any]]:
         """The output, and the terms of its sums over levels, for effects z (L, s) of the levels (L,).
 
         `level` has for each row the index of its level in `levels`; with None there is one entry per row, its own. Sums
-        over levels count as zero in the output.
+        over levels count as zero in the output. `known` are values that `without_effects` gave.
         """
-        output, terms = self._run(z, phi, levels, block, level, None)
+        known = known or {}
+        output, terms = self._run(z, phi, levels, block, level, None, known)
         if self.added:
             return output, list(terms.values())
         # The output is linear in the sums.
-        factors = [self._run(z, phi, levels, block, level, one)[0] - output for one in terms]
+        factors = [self._run(z, phi, levels, block, level, one, known)[0] - output for one in terms]
         return output, [factor * term for factor, term in zip(factors, terms.values(), strict=True)]
 
     def terms(self, z: Any, phi: Any, levels: Any) -> list[Any]:
@@ -118,13 +135,14 @@ class LevelProgram:
         # All else is left out before it is traced and differentiated.
         needed = self.program.needed(self.sums, ())
         steps = tuple(step for step in self.steps if any(one in needed for one in step.outputs))
-        return list(self._values(steps, z, phi, levels, {}, None, None)[1].values())
+        return list(self._values(steps, z, phi, levels, {}, None, None, {})[1].values())
 
     def _run(
-        self, z: Any, phi: Any, levels: Any, block: Mapping[str, Any], level: Any, unit: int | None
+        self, z: Any, phi: Any, levels: Any, block: Any, level: Any, unit: int | None, known: Mapping[int, Any]
     ) -> tuple[Any, dict[int, Any]]:
         """The output, and the terms by number of their sum, where one sum counts as 1 in the output."""
-        values, terms = self._values(self.steps, z, phi, levels, block, level, unit)
+        steps = tuple(step for step in self.steps if step.outputs[0] not in known)
+        values, terms = self._values(steps, z, phi, levels, block, level, unit, known)
         output = self.program.output
         return values[output] if isinstance(output, int) else output.value, terms
 
@@ -137,9 +155,10 @@ class LevelProgram:
         block: Mapping[str, Any],
         level: Any,
         unit: int | None,
+        known: Mapping[int, Any],
     ) -> tuple[dict[int, Any], dict[int, Any]]:
         """What some operations give, by number, and the terms by number of their sum."""
-        values: dict[int, Any] = dict(self.program.constants)
+        values: dict[int, Any] = {**self.program.constants, **known}
         values |= {number: block[name] for name, number in self.program.block.items()}
         position = np.full(self.places.dim, -1)
         position[self.places.shared] = np.arange(len(self.places.shared))

@@ -42,13 +42,18 @@ class Conditional(NamedTuple):
     root_slope: Float[np.ndarray, "L t p"]
 
 
-def conditional_moments(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Conditional:
-    """The moments of the effects of all groups of all bundles given φ near the given point, also of absent groups."""
+def conditional_moments(
+    target: Target, columns: Columns, phi: Float[np.ndarray, " p"], *, shaped: bool = True
+) -> Conditional:
+    """The moments of the effects of all groups of all bundles given φ near the given point, also of absent groups.
+
+    Unless they are to be `shaped`, they come from few nodes, which skewness and kurtosis are not known from.
+    """
     assert target.conditional is not None
     pieces = []
     with jax.enable_x64(True), promotion_allowed():
         for block, own in blocks(columns):
-            slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block)
+            slopes, values = target.conditional(jnp.asarray(phi, jnp.float64), block, np.asarray(shaped))
             pieces.append([np.asarray(part)[own] for part in (*values, *slopes[:2])])
     return Conditional(*(np.concatenate(parts) for parts in zip(*pieces, strict=True)))
 
@@ -59,7 +64,7 @@ def products_of_scores(target: Target, columns: Columns, phi: Float[np.ndarray, 
     total, width = np.zeros((len(phi), len(phi))), columns[LEVELS].shape[1]
     with jax.enable_x64(True), promotion_allowed():
         for block, own in blocks(columns):
-            scores = np.asarray(target.conditional(jnp.asarray(phi, jnp.float64), block)[0][2])
+            scores = np.asarray(target.conditional(jnp.asarray(phi, jnp.float64), block, np.asarray(False))[0][2])
             there = np.where(block[LEVELS].reshape(-1, 1) >= 0, scores, 0.0)[own]
             each = np.sum(there.reshape(-1, width, len(phi)), axis=1)
             total += each.T @ each
@@ -92,14 +97,18 @@ def conditional_values(target: Target, columns: Columns, phi: Float[np.ndarray, 
     return Values(*(np.concatenate(parts, axis=1) for parts in zip(*pieces, strict=True)))
 
 
-def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"]) -> Columns:
-    """The columns with a further one that makes integrals near φ cheaper, if group effects are integrated out."""
+def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"], *, few: bool = False) -> Columns:
+    """The columns with a further one that makes integrals near φ cheaper, if group effects are integrated out.
+
+    `few`: only terms of higher order will be made of them, for which the fewest nodes are enough.
+    """
     if target.conditional is None:
         return columns
-    found = conditional_moments(target, columns, phi)
+    found = conditional_moments(target, columns, phi, shaped=False)
     # In the order in which `Marginal` reads them.
     known = found.mean, found.root, found.mean_slope, found.root_slope
     parts = [np.broadcast_to(phi, (len(found.mean), len(phi))), *(part.reshape(len(part), -1) for part in known)]
+    parts.append(np.full((len(found.mean), 1), float(few)))
     flat = np.concatenate(parts, axis=1).reshape(*columns[LEVELS].shape, -1)
     floats = {column.dtype for column in columns.values() if column.dtype.kind == "f"}
     pilot = flat.astype(np.float32) if floats == {np.dtype(np.float32)} else flat

@@ -20,9 +20,11 @@ from epvi.parameters.space import Parameter
 from epvi.site.derivatives.groups import Groups
 from epvi.site.derivatives.integral import root_entries, wide_nodes, wide_scores
 from epvi.site.model.target import Block
+from epvi.site.rows.bundles import LEVELS, LOCAL
 
-# Rows, counted once for each node, of which numbers are in memory at a time. Judgement.
-_ROWS_AT_ONCE = 2**16
+# Rows, counted once for each node, of which numbers are in memory at a time, and rows of the bundles that are judged at
+# a time. Judgement: both stay in the cache of a core.
+_ROWS_AT_ONCE, _ROWS_OF_SOME = 2**16, 2**11
 
 
 class EffectAudit(NamedTuple):
@@ -37,9 +39,10 @@ class EffectAudit(NamedTuple):
 
 
 def audit_of(marginal: Any) -> Callable[..., EffectAudit]:
-    """The compiled function of φ (K, p), mean (K, L, s), root (K, L, t), h (K, Q₁, L, s) and a block.
+    """The compiled function of φ (K, p), mean (K, L, s), root (K, L, t), h (K, Q₁, L, s), a block and a number.
 
-    `h` are the values of `Skewed` at the scores of wide nodes; the marginal is one of `integrated.py`.
+    `h` are the values of `Skewed` at the scores of wide nodes; the marginal is one of `integrated.py`. Only so many
+    bundles of the block, the first ones, are judged, a power of two of them at a time.
     """
     base, names = marginal.base.space, marginal.effects.names
     per_level = [base.by_name[name].size // marginal.effects.num_levels for name in names]
@@ -55,10 +58,30 @@ def audit_of(marginal: Any) -> Callable[..., EffectAudit]:
         at, weights = _approximate(mean, root, h)
         return EffectAudit(jax.nn.logsumexp(logs, axis=0), *true, *_moments(weights, _changed(changes, at)))
 
-    def audit(phi: Any, mean: Any, root: Any, h: Any, block: Block) -> EffectAudit:
+    def audit(phi: Any, mean: Any, root: Any, h: Any, block: Block, number: Any) -> EffectAudit:
+        places, bundles = block[LOCAL].shape[1], block[LEVELS].shape[0]
+        some = math.gcd(2 ** int(math.log2(max(_ROWS_OF_SOME // places, 1))), bundles)
+
+        def judged(own: Any) -> EffectAudit:
+            *approximate, few = own
+            groups = Groups(few)
+            return jax.lax.map(lambda given: one(given, groups), (phi, *(jnp.moveaxis(x, 0, -2) for x in approximate)))
+
+        def if_there(given: Any) -> EffectAudit:
+            i, own = given
+            nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(judged, own))
+            return jax.lax.cond(i * some < number, judged, lambda _: nothing, own)
+
+        def parts(x: Any) -> Any:
+            return jnp.reshape(x, (bundles // some, -1, *x.shape[1:]))
+
         with promotion_allowed():
-            groups = Groups(block)
-            return jax.lax.map(lambda given: one(given, groups), (phi, mean, root, h))
+            # Levels first, in equal parts.
+            by_level = [parts(jnp.moveaxis(x, -2, 0)) for x in (mean, root, h)]
+            own = (*by_level, {name: parts(jnp.asarray(x)) for name, x in block.items()})
+            found = jax.lax.map(if_there, (jnp.arange(bundles // some), own))
+            # (parts, K, levels of a part, ...)
+            return jax.tree.map(lambda x: jnp.reshape(jnp.moveaxis(x, 0, 1), (len(phi), -1, *x.shape[3:])), found)
 
     return jax.jit(audit)
 

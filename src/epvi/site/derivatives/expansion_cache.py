@@ -33,6 +33,8 @@ class ExpansionCache:
     known: list[tuple[Float[np.ndarray, " d"], Taylor]] = dataclasses.field(default_factory=list)
     # Terms of third and fourth order, by the bytes of these points; in memory only.
     higher: dict[bytes, FourthOrder] = dataclasses.field(default_factory=dict)
+    # The first point with its expansion, near which terms of higher order may be taken over from it.
+    first: tuple[Float[np.ndarray, " d"], Taylor] | None = None
     # A point and the influence of each row about it (see `subsamples.py`), where it was needed.
     influence: tuple[Float[np.ndarray, " d"], Float[np.ndarray, " N"]] | None = None
 

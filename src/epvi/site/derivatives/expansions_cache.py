@@ -72,7 +72,8 @@ class ExpansionsCache:
 
     def one_shard(self, own: list[Taylors]) -> ExpansionCache:
         """The sums over shards of these expansions, as those of one shard."""
-        return ExpansionCache(known=[(one.centre[0], summed(one)) for one in own], higher=self.higher.copy())
+        first, *known = [(one.centre[0], summed(one)) for one in (self.known[0], *own)]
+        return ExpansionCache(known=known, higher=self.higher.copy(), first=first)
 
     def keep(self, higher: Mapping[bytes, FourthOrder]) -> None:
         """Store terms of higher order."""

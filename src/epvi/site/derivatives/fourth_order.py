@@ -9,6 +9,7 @@ A Hessian of integrals over groups costs a few times as much as a value and has 
 them give more than thousands of values would. Terms Q_ijkl of four different indices are missing.
 """
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,19 @@ class FourthOrder(NamedTuple):
         crossed = 4 * np.einsum("si,sij->ij", u, bent) / len(u)
         hessian = np.einsum("ijk,k->ij", self.third, first) + np.diag(2 * np.mean(quartic, axis=0))
         return slope, hessian + crossed + crossed.T + 2 * np.einsum("i,ijk->jk", np.mean(u**2, axis=0), self.fourth)
+
+    def moved(self, by: Float[np.ndarray, " d"], turn: Float[np.ndarray, "d d"]) -> "FourthOrder":
+        """The terms about another point, with u = by + turn v, in coordinates v; without those of four different v."""
+        d, part = len(by), np.zeros((len(by),) * 4)
+        part[np.arange(d), np.arange(d)] = self.fourth
+        # Fourth derivatives: Q.
+        fourth = np.sum([np.transpose(part, order) for order in itertools.permutations(range(4))], axis=0)
+        third = self.third + np.einsum("ijkl,l->ijk", fourth, by)
+        for axis in range(4):
+            # Each product moves the next axis to the front.
+            third = third if axis == 3 else np.tensordot(third, turn, axes=(0, 0))
+            fourth = np.tensordot(fourth, turn, axes=(0, 0))
+        return FourthOrder(third, _orders(d) * fourth[np.arange(d), np.arange(d)] / 24)
 
 
 def places(d: int) -> Float[np.ndarray, "n d"]:

@@ -24,6 +24,8 @@ from epvi.gaussian.quasi_random import base_draws
 # Nodes per coordinate, by the number s of effects of a level: 9, 49 and 125 nodes, and fewer where groups have many
 # rows, so that their effects are nearly Gaussian. Judgement: the tests compare with fine quadrature.
 _NODES, _FEWER_NODES = {1: 9, 2: 7, 3: 5}, {1: 5, 2: 4, 3: 3}
+# Nodes where groups have several rows each (`groups.py`): measured for one effect of a level only.
+_NODES_OF_SEVERAL = {1: 7, 2: 7, 3: 5}
 # Nodes about known moments where groups have many rows: these integrals serve for what Taylor expansions of the same
 # integrals leave over, and errors that both have cancel. Judgement.
 _FEWEST_NODES = {1: 3, 2: 3, 3: 3}
@@ -81,10 +83,13 @@ class Nodes(NamedTuple):
         return jax.lax.map(one, (jnp.arange(len(self.z)), self.z))
 
 
-def nodes_of(joint: Joint, prior: Joint, start: Any, many: Any = False) -> Nodes:
-    """The nodes about the modes; constants for JAX's derivatives. `many`: whether all groups have many rows."""
-    s = start.shape[1]
-    return _about_modes(joint, prior, start, *_chosen_rule(s, many, _FEWER_NODES))
+def nodes_of(joint: Joint, prior: Joint, start: Any, many: Any = False, several: Any = False) -> Nodes:
+    """The nodes about the modes; constants for JAX's derivatives.
+
+    `many` and `several`: whether all groups have many rows, or several.
+    """
+    rule = _chosen_rule(start.shape[1], (several, _NODES_OF_SEVERAL), (many, _FEWER_NODES))
+    return _about_modes(joint, prior, start, *rule)
 
 
 def finer_nodes_of(joint: Joint, prior: Joint, start: Any) -> Nodes:
@@ -104,10 +109,13 @@ def _about_modes(joint: Joint, prior: Joint, start: Any, x: Any, log_w: Any, use
     return jax.tree.map(jax.lax.stop_gradient, made)
 
 
-def nodes_about(mean: Any, root: Any, many: Any = False) -> Nodes:
-    """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t)."""
+def nodes_about(mean: Any, root: Any, many: Any = False, some: Any = False) -> Nodes:
+    """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t).
+
+    `many` and `some`: whether all groups have many rows, or some.
+    """
     s = mean.shape[1]
-    x, log_w, used = _chosen_rule(s, many, _FEWEST_NODES)
+    x, log_w, used = _chosen_rule(s, (some, _FEWER_NODES), (many, _FEWEST_NODES))
     entries = root_entries(root, s)
     log_volume = 0.5 * s * np.log(2.0) + sum(jnp.log(entries[i, i]) for i in range(s))
     made = Nodes(mean + _spread(entries, np.sqrt(2.0) * x), log_w[:, None] + log_volume, used)
@@ -149,19 +157,19 @@ def wide_nodes(mean: Any, root: Any) -> Nodes:
     return _equidistant(mean, root, wide_scores(mean.shape[1]))
 
 
-def nodes_for_moments(mean: Any, root: Any, known: Nodes, many: Any) -> Nodes:
+def nodes_for_moments(mean: Any, root: Any, known: Nodes, enough: Any) -> Nodes:
     """Equidistant nodes about given means, for the moments of skewed effects; constants for JAX's derivatives.
 
-    Where all groups have many rows they are the known nodes of the integral.
+    Where the known nodes of the integral are `enough`, as where all groups have many rows, they are these.
     """
     bound, count = _EVEN[mean.shape[1]]
     made = _equidistant(mean, root, np.linspace(-bound, bound, count))
-    if known.used is not None:
+    if enough is not False:
         # There are more of them than of the known nodes.
         rest = len(made.z) - len(known.z)
         z, log_weight = (jnp.concatenate([x, jnp.repeat(x[-1:], rest, axis=0)]) for x in known[:2])
-        used = jnp.where(many, known.used, len(made.z))
-        made = Nodes(jnp.where(many, z, made.z), jnp.where(many, log_weight, made.log_weight), used)
+        used = jnp.where(enough, len(known.z) if known.used is None else known.used, len(made.z))
+        made = Nodes(jnp.where(enough, z, made.z), jnp.where(enough, log_weight, made.log_weight), used)
     return jax.tree.map(jax.lax.stop_gradient, made)
 
 
@@ -208,19 +216,22 @@ def joint_at(joint: Joint, nodes: Nodes) -> Any:
     return nodes.each(joint, -jnp.inf) + nodes.log_weight
 
 
-def _chosen_rule(s: int, many: Any, few: Mapping[int, int]) -> tuple[Any, Any, Any]:
-    """Nodes, log weights and how many count: the usual ones, or `few` per coordinate where all groups have many rows.
+def _chosen_rule(s: int, *fewer: tuple[Any, Mapping[int, int]]) -> tuple[Any, Any, Any]:
+    """Nodes, log weights and how many count: the usual ones, or so many per coordinate as the last condition says.
 
-    The usual ones serve where some have not, because nodes of all groups of a block are evaluated together.
+    Conditions are those of all groups of a block, because their nodes are evaluated together.
     """
     usual = _rule(s, _NODES.get(s, _DRAWS))
-    if many is False or s > MOST_ON_A_GRID:
-        return usual[0], usual[1], None
-    fewer = _rule(s, few[s])
-    rest = len(usual[0]) - len(fewer[0])
-    filled = (np.concatenate([part, np.repeat(part[-1:], rest, axis=0)]) for part in fewer)
-    x, log_w = (jnp.where(many, a, b) for a, b in zip(filled, usual, strict=True))
-    return x, log_w, jnp.where(many, len(fewer[0]), len(usual[0]))
+    (x, log_w), used = usual, None
+    for holds, per_coordinate in fewer:
+        if holds is False or s > MOST_ON_A_GRID:
+            continue
+        rule = _rule(s, per_coordinate[s])
+        rest = len(usual[0]) - len(rule[0])
+        filled = (np.concatenate([part, np.repeat(part[-1:], rest, axis=0)]) for part in rule)
+        x, log_w = (jnp.where(holds, a, b) for a, b in zip(filled, (x, log_w), strict=True))
+        used = jnp.where(holds, len(rule[0]), len(usual[0]) if used is None else used)
+    return x, log_w, used
 
 
 @functools.cache

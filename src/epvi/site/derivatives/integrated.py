@@ -145,7 +145,7 @@ class Marginal:
         if groups.pilot is not None:
             return self.joint(phi, groups)[0], self._foreseen(fixed.astype(float), groups)
         start = jnp.zeros((groups.num_groups, self.places.per_level))
-        return self.joint(phi, groups)[0], nodes_of(*self.joint(fixed, groups), start, groups.many)
+        return self.joint(phi, groups)[0], nodes_of(*self.joint(fixed, groups), start, groups.many, groups.several)
 
     def finer_at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
         """The same with more nodes."""
@@ -155,12 +155,15 @@ class Marginal:
     def joint(self, phi: Any, groups: Groups) -> tuple[Joint, Joint]:
         """The joint density of each group and its effects, and its part that is the effects' prior."""
         levels = groups.of_rows(groups.levels)
+        program = self._program(phi, groups.rows)
+        # Computed once for all effects at which the density is needed.
+        known = program.without_effects(phi, levels, groups.rows)
 
         def prior(z: Any) -> Any:
             return self.prior_of_effects(phi.astype(float), z, groups.levels)
 
         def joint(z: Any) -> Any:
-            rows = self.of_rows(phi, groups.of_rows(z.astype(phi.dtype)), levels, groups.rows)
+            rows = program.run(groups.of_rows(z.astype(phi.dtype)), phi, levels, groups.rows, None, known)[0]
             return groups.summed(rows) + prior(z)
 
         return joint, prior
@@ -171,11 +174,15 @@ class Marginal:
 
     def of_rows(self, phi: Any, z: Any, levels: Any, rows: Mapping[str, Any]) -> Any:
         """The log likelihood of each row (n,), given the effects (n, s) of its level and the number of that (n,)."""
+        return self._program(phi, rows).run(z, phi, levels, rows, None)[0]
+
+    def _program(self, phi: Any, rows: Mapping[str, Any]) -> LevelProgram:
+        """The likelihood by level, for rows of these shapes."""
         shapes = {name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in rows.items()}
         kind = (phi.dtype, *((name, x.shape, x.dtype) for name, x in shapes.items()))
         if kind not in self._programs:
             self._programs[kind] = self._traced(self.base.log_likelihood, phi.dtype, shapes)
-        return self._programs[kind].run(z, phi, levels, rows, None)[0]
+        return self._programs[kind]
 
     @functools.cached_property
     def _programs(self) -> dict[Any, LevelProgram]:
@@ -190,20 +197,21 @@ class Marginal:
     def conditional(self) -> Any:
         """The function of φ and a block that gives moments of the groups' effects given φ, and derivatives in φ.
 
-        Derivatives of mean, root and log integral, and values of mean, root and shape.
+        Derivatives of mean, root and log integral, and values of mean, root and shape. A last argument says whether
+        shapes are needed; otherwise moments come from the nodes of the integrals.
         """
 
-        def plain(phi: Any, block: Block) -> tuple[Any, Any]:
-            mean, root, shape, log_integral = self._moments(phi, Groups(block))
+        def plain(phi: Any, block: Block, shaped: Any) -> tuple[Any, Any]:
+            mean, root, shape, log_integral = self._moments(phi, Groups(block), shaped)
             return (mean, root, log_integral), (mean, root, shape)
 
-        def conditional(phi: Any, block: Block) -> tuple[Any, Any]:
+        def conditional(phi: Any, block: Block, shaped: Any) -> tuple[Any, Any]:
             with promotion_allowed():
                 linked = self.links(block)
                 if linked is None:
-                    return jax.jacfwd(plain, has_aux=True)(phi, block)
+                    return jax.jacfwd(plain, has_aux=True)(phi, block, shaped)
                 groups = Groups(block)
-                nodes, logs = self._for_moments(phi, groups)[:2]
+                nodes, logs = self._for_moments(phi, groups, shaped)[:2]
                 weights = jax.nn.softmax(logs, axis=0)
                 away = linked.gradients(phi, groups, nodes)
                 scores = jnp.einsum("ql,qlp->lp", weights, away)
@@ -237,14 +245,14 @@ class Marginal:
         """The function of several φ (S, p) and a block that gives the error of the sum of its log integrals at each."""
         return jax.jit(functools.partial(integral_errors, self))
 
-    def _moments(self, phi: Any, groups: Groups) -> tuple[Any, Any, Any, Any]:
+    def _moments(self, phi: Any, groups: Groups, shaped: Any = True) -> tuple[Any, Any, Any, Any]:
         """Mean, root of the covariance and shape of the groups' effects given φ, and the log integrals."""
-        nodes, logs, log_integral = self._for_moments(phi, groups)
+        nodes, logs, log_integral = self._for_moments(phi, groups, shaped)
         weights = jax.nn.softmax(logs, axis=0)
         mean, root = moments(weights, nodes.z)
         return mean, root, shapes(weights, nodes.z, mean, root), log_integral
 
-    def _for_moments(self, phi: Any, groups: Groups) -> tuple[Nodes, Any, Any]:
+    def _for_moments(self, phi: Any, groups: Groups, shaped: Any) -> tuple[Nodes, Any, Any]:
         """Nodes and the joint density there, for moments; and the log integrals by the nodes of the integral."""
         joint, nodes = self.at(phi, groups)
         logs = joint_at(joint, nodes)
@@ -252,7 +260,8 @@ class Marginal:
         if self.places.per_level > MOST_ON_A_GRID:
             return nodes, logs, log_integral
         mean, root = moments(jax.nn.softmax(logs, axis=0), nodes.z)
-        nodes = nodes_for_moments(mean, root, nodes, groups.many)
+        enough = groups.many if shaped is True else groups.many | ~shaped
+        nodes = nodes_for_moments(mean, root, nodes, enough)
         return nodes, joint_at(joint, nodes), log_integral
 
     @functools.cached_property
@@ -267,7 +276,9 @@ class Marginal:
         assert groups.pilot is not None
         flat = jnp.reshape(groups.pilot, (groups.num_groups, -1))
         delta = phi - flat[:, :p]
-        mean, root, mean_slope, root_slope = jnp.split(flat[:, p:], np.cumsum([s, t, s * p]), axis=1)
+        mean, root, mean_slope, root_slope, few = jnp.split(flat[:, p:], np.cumsum([s, t, s * p, t * p]), axis=1)
         mean = mean + jnp.sum(jnp.reshape(mean_slope, (-1, s, p)) * delta[:, None], axis=2)
         root = root + jnp.sum(jnp.reshape(root_slope, (-1, t, p)) * delta[:, None], axis=2)
-        return nodes_about(mean, root, groups.many)
+        # Terms of higher order take the fewest nodes from some rows on.
+        fewest = groups.many if groups.some is False else groups.many | (groups.some & jnp.all(few > 0))
+        return nodes_about(mean, root, fewest, groups.some)

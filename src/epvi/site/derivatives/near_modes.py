@@ -14,7 +14,7 @@ from epvi.site.derivatives.smooth_remainder import in_float32
 from epvi.site.derivatives.subposteriors import Subposteriors
 
 # Points of each shard at which the error is measured. Judgement: it only has to be far below what is tolerable.
-_COMPARED = 4
+_COMPARED = 2
 
 
 def near_modes(

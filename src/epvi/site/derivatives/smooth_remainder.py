@@ -9,6 +9,7 @@ the error is at all of them, whatever its cause.
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
@@ -25,13 +26,17 @@ from epvi.site.derivatives.windows import Windows
 
 # Most parameters. Judgement: of 16 parameters, 33 Hessians with 136 entries are computed.
 _MOST_PARAMETERS = 16
-# Draws at which the error is measured. Judgement: the root mean square of 8 errors is known to a quarter.
-_MEASURED = 8
+# Draws at which the error is measured, and in rounds with fewer draws, which a last one follows. Judgement: the root
+# mean square of 8 errors is known to a quarter.
+_MEASURED, _MEASURED_BEFORE = 8, 4
 # Points at which the prior is evaluated in one call. Judgement: it bounds the memory.
 _PRIOR_AT_ONCE = 1024
 # Draws of a last round, unless said: rounds with fewer draws are followed by one with so many, for which what was
 # computed for them serves too.
 _USUAL_DRAWS = 2**11
+# Largest squared distance, in sds of all rows that are answered for together, from which terms of higher order are
+# taken over. Judgement: only those of the fifth order change then, and the error is measured.
+_NEAR_ENOUGH = 1.0
 # The cost of a value where the modes of the groups' effects are searched for, in values with known nodes. Judgement.
 _OF_SEARCH = 3
 # The cost of choosing subsamples by influence, in values of all rows. Judgement: 8 points, with two derivatives each.
@@ -62,9 +67,9 @@ class SmoothRemainder:
         u = self._whitened(theta)
         distances = np.sqrt(np.sum(u**2, axis=1))
         values = self._approximate(theta, u)
-        chosen = np.argsort(distances, kind="stable")[
-            np.round(np.linspace(0, len(theta) - 1, min(_MEASURED, len(theta)))).astype(int)
-        ]
+        count = min(_MEASURED if len(theta) >= _USUAL_DRAWS else _MEASURED_BEFORE, len(theta))
+        which = np.round(np.linspace(0, len(theta) - 1, count)).astype(int)
+        chosen = np.argsort(distances, kind="stable")[which]
         exact = _values(self.rows, theta[chosen])
         growth = (distances / np.median(distances)) ** 2
         growth = (1 + growth) ** 2 / 4
@@ -100,8 +105,11 @@ class SmoothRemainder:
         return self.whole.at(delta) + left + self.higher.at(u)
 
 
-def pays(subposterior: Subposterior, num_draws: int, first_size: int | None) -> bool:
-    """Whether this costs less than values at so many draws, of subsamples of `first_size` bundles or of all of them."""
+def pays(subposterior: Subposterior, num_draws: int, sizes: Sequence[int]) -> bool:
+    """Whether this costs less than values at so many draws, of subsamples of such sizes or, without them, of all rows.
+
+    Which size is enough is not known before: the one in the middle is taken for it.
+    """
     d, number = subposterior.dim, subposterior.num_rows
     if subposterior.programs.target.bundle == 1 or d > _MOST_PARAMETERS or not number:
         return False
@@ -109,7 +117,7 @@ def pays(subposterior: Subposterior, num_draws: int, first_size: int | None) -> 
     if subposterior.programs.linked(block, Order.FULL) is None:
         return False
     draws = max(num_draws, _USUAL_DRAWS)
-    other = draws * number if first_size is None else draws * PARTS * first_size + _OF_CHOICE * number
+    other = draws * PARTS * sizes[len(sizes) // 2] + _OF_CHOICE * number if sizes else draws * number
     return (2 * d + 1 + _OF_SEARCH * _MEASURED) * number < other
 
 
@@ -122,12 +130,23 @@ def higher_terms(
     from_u = np.linalg.inv(np.linalg.cholesky(-whole.hessian)).T
     points = centre + places(len(centre)) @ from_u.T
     filled = np.concatenate([points, np.repeat(points[-1:], -len(points) % batch, axis=0)])
-    rows = {name: in_float32(column) for name, column in subposterior.prepared(centre).rows.items()}
+    rows = {name: in_float32(column) for name, column in subposterior.prepared(centre, few=True).rows.items()}
     fast = dataclasses.replace(subposterior, rows=rows)
     found = [fast.second_order(some)[2] for some in np.split(filled, len(filled) // batch)]
     prior = subposterior.without_its_rows().second_order(points)[2]
     hessians = from_u.T @ (np.concatenate(found)[: len(points)] - prior) @ from_u
     return from_hessians(hessians) if np.all(np.isfinite(hessians)) else None
+
+
+def moved_terms(
+    higher: FourthOrder, start: tuple[np.ndarray, Taylor], end: tuple[np.ndarray, Taylor]
+) -> FourthOrder | None:
+    """The terms about the point `start`, with its expansion, as such about `end`; None if that is too far."""
+    if not positive_definite(-np.stack([start[1].hessian, end[1].hessian])).all():
+        return None
+    before, after = (np.linalg.cholesky(-one[1].hessian) for one in (start, end))
+    by = (end[0] - start[0]) @ before
+    return higher.moved(by, np.linalg.solve(after, before).T) if by @ by <= _NEAR_ENOUGH else None
 
 
 def _values(rows: Subposterior, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:

@@ -164,9 +164,9 @@ class Subposterior:
         size = min(self.rows_per_block, _PART_BLOCK, len(chosen))
         return Subposterior(self.programs, self._taken(chosen), self.prior, size, self.weight)
 
-    def prepared(self, point: Float[np.ndarray, " d"]) -> "Subposterior":
-        """The same, cheaper to evaluate near a point if group effects are integrated out."""
-        columns = prepared(self.programs.target, self.rows, point)
+    def prepared(self, point: Float[np.ndarray, " d"], *, few: bool = False) -> "Subposterior":
+        """The same, cheaper to evaluate near a point if group effects are integrated out; `few` as for the rows."""
+        columns = prepared(self.programs.target, self.rows, point, few=few)
         return self if columns is self.rows else dataclasses.replace(self, rows=columns)
 
     def _taken(self, chosen: np.ndarray) -> Columns:

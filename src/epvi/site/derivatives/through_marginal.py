@@ -122,13 +122,13 @@ class LinkedMarginal:
 
     def _over_nodes(self, layout: ArgumentSums, rows: "_GivenEffects", shares: Any) -> tuple[dict, Any]:
         """Link derivatives averaged over nodes, by arguments; for a Hessian also Σ_i A_iᵀ φ'_i by node and group."""
-        full = layout.order is Order.FULL
+        full, dtype = layout.order is Order.FULL, self.linked.dtype
 
         def one(total: Any, node: Any) -> Any:
             z, share = node
             scale = rows.scale(layout.order, z)
-            counts = rows.groups.of_rows(share) * jnp.reshape(rows.groups.used, -1)
-            more = [jnp.where(counts > 0, counts * scale(term.a, term.b), 0.0) for term in layout.terms]
+            counts = rows.groups.of_rows(share.astype(dtype)) * jnp.reshape(rows.groups.used, -1).astype(dtype)
+            more = [jnp.where(counts > 0, counts * scale(term.a, term.b), 0).astype(dtype) for term in layout.terms]
             return [a + b for a, b in zip(total, more, strict=True)], rows.by_group(scale) if full else None
 
         def if_used(total: Any, given: Any) -> Any:
@@ -136,14 +136,13 @@ class LinkedMarginal:
             nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(one, total, node)[1])
             return jax.lax.cond(i < used, one, lambda total, _: (total, nothing), total, node)
 
-        used, zero = rows.nodes.used, [jnp.zeros(rows.groups.num_rows) for _ in layout.terms]
+        used, zero = rows.nodes.used, [jnp.zeros(rows.groups.num_rows, dtype) for _ in layout.terms]
         each = rows.nodes.z, shares
         if used is None:
             found, away = jax.lax.scan(one, zero, each)
         else:
             found, away = jax.lax.scan(if_used, zero, (jnp.arange(len(shares)), *each))
-        dtype = self.linked.dtype
-        return {(term.a, term.b): part.astype(dtype) for term, part in zip(layout.terms, found, strict=True)}, away
+        return {(term.a, term.b): part for term, part in zip(layout.terms, found, strict=True)}, away
 
     def _in_phi(self, point: Any, groups: Groups, nodes: Nodes, away: Any) -> Any:
         """∇J in φ, (Q, L, p), from its part in the coefficients of the rows' predictors (Q, L, ·) and the prior's."""

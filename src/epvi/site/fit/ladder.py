@@ -12,8 +12,8 @@ from epvi.site.model.target import Target
 # and rows added to them. Judgement: enough to locate the modes, which larger subsamples then refine.
 _START_TERMS_PER_PARAMETER, _LEAST_START_TERMS, _LEAST_START_ROWS = 20, 384, 64
 # Least number of bundles of groups that are added, where rows are such. Judgement: the spread of effects between groups
-# is seen roughly in as many groups.
-_LEAST_START_BUNDLES = 16
+# is seen roughly in as many groups; two or three more steps on all rows make up for it.
+_LEAST_START_BUNDLES = 8
 # The last subsample has one row in P ≤ 16: from there to all rows a mode moves by about √P of its standard deviations,
 # which two or three Newton steps cover. On a tall shard the second is not evaluated if little is left after the first:
 # of the d(P − 1)/2 nats at the start about (d(P − 1))²/2n, with n observed numbers, since the Hessian changes by 1/√n

@@ -48,6 +48,9 @@ _DRAWS_AT_ONCE = 64
 # smaller share of the prior, and at least this many. Judgement: what is tolerable grows with the number of shards, and
 # the ELBO's standard error is far below it.
 _FEWER_DRAWS, _LEAST_DRAWS = 4, 16
+# Where rows are bundles of groups, a draw costs an integral over every group's effects: fewer draws, but at least
+# `_LEAST_DRAWS`, if values of so many rows are not enough for all. Judgement: some hundredths of a second.
+_VALUES_OF_BUNDLES = 2**21
 # Rows of the parts of a shard on which remainders are computed: a share of its rows, at least so many per parameter (so
 # that the Hessians of parts and of all rows differ by less than a factor of two, by the Marchenko-Pastur law), and at
 # most 512 in each part, as on a shard with many rows. Judgement.
@@ -272,7 +275,12 @@ class RegularShards:
     @property
     def _enough_draws(self) -> int:
         """A power of two, in proportion to the largest share of the prior."""
-        most, share = max(self.num_draws // _FEWER_DRAWS, 8), float(np.max(self.subposteriors.shares))
+        sub = self.subposteriors
+        bundle, share = sub.programs.target.bundle, float(np.max(sub.shares))
+        most = max(self.num_draws // _FEWER_DRAWS, 8)
+        if bundle > 1:
+            affordable = _VALUES_OF_BUNDLES // (int(np.sum(sub.sizes)) * bundle)
+            most = min(most, 2 ** int(math.log2(max(affordable, _LEAST_DRAWS))))
         return min(max(2 ** math.ceil(math.log2(self.num_draws * share)), _LEAST_DRAWS), most)
 
     def _effort(self, m: int) -> tuple[int, float]:
@@ -297,7 +305,9 @@ class RegularShards:
             )
         per_part = np.clip(sizes // (PARTS * part), least, max(most, least))
         values, doubt = np.full(theta.shape[:2], np.nan), np.zeros(len(shards))
-        sampled = np.flatnonzero(part * PARTS * per_part <= sizes)
+        # Values of all bundles near the mode in float32 cost less than those of many small parts.
+        copied = bundle > 1 and np.sum(sizes) * bundle <= _MOST_COPIED
+        sampled = np.flatnonzero((part * PARTS * per_part <= sizes) & (not copied))
         if len(sampled):
             some = Taylors(*(part[sampled] for part in dataclasses.astuple(at)))
             made = expand_together(sub, shards[sampled], some, per_part[sampled], rngs)
@@ -313,7 +323,7 @@ class RegularShards:
                 if near is not None and np.mean(near.error) < _CERTAIN:
                     values[i], doubt[i] = near.value, np.mean(near.error)
         left = np.flatnonzero(np.isnan(values[:, 0]))
-        if len(left) and bundle > 1 and np.sum(sizes[left]) * bundle <= _MOST_COPIED:
+        if len(left) and copied:
             some = Taylors(*(part[left] for part in dataclasses.astuple(at)))
             found, error = near_modes(sub, shards[left], some, theta[left])
             good = error < _CERTAIN

@@ -50,9 +50,9 @@ class Target:
     bundle: int = 1
     # Name of the column with the number of these rows; None if each row of the target is one of the user's.
     counted: str | None = None
-    # Where group effects are integrated out: the function of φ and a block that gives the moments of the effects given
-    # φ (see `site/derivatives/conditional.py`); otherwise None.
-    conditional: Callable[[Float[AnyArray, " d"], Block], tuple] | None = None
+    # Where group effects are integrated out: the function of φ, a block, and whether shapes are needed, that gives the
+    # moments of the effects given φ (see `site/derivatives/conditional.py`); otherwise None.
+    conditional: Callable[[Float[AnyArray, " d"], Block, Any], tuple] | None = None
     # The same for several φ, without derivatives, and the log integrals over the effects.
     conditional_values: Callable[[Float[AnyArray, "S d"], Block], tuple] | None = None
     # The function that judges approximate distributions of the effects (see `site/derivatives/effect_audit.py`).

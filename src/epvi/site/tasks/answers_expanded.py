@@ -11,7 +11,8 @@ from jaxtyping import Float
 from epvi.gaussian.packing import Packing
 from epvi.ground.seeds import SeedStream
 from epvi.site.derivatives.expansion import PARTS, PILOTS, Around, Taylor, expand, taylors
-from epvi.site.derivatives.smooth_remainder import SmoothRemainder, higher_terms, pays
+from epvi.site.derivatives.fourth_order import FourthOrder
+from epvi.site.derivatives.smooth_remainder import SmoothRemainder, higher_terms, moved_terms, pays
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.derivatives.subsamples import Subsamples, by_influence, without_pass
 from epvi.site.rows.columns import generator
@@ -46,7 +47,7 @@ def by_expansions(subposterior: Subposterior, draws: Draws, shard: int, asking: 
 def estimates(subposterior: Subposterior, draws: Draws, shard: int, asking: Asking) -> Estimates | None:
     """The same without the rows' score vectors."""
     sizes = asking.sizes(subposterior.num_rows, draws, subposterior.programs.target.bundle)
-    is_smooth = draws.form.whole and pays(subposterior, len(draws.theta), sizes[0] if sizes else None)
+    is_smooth = draws.form.whole and pays(subposterior, len(draws.theta), sizes)
     if not sizes and not is_smooth:
         return None
     known = [_expansion(subposterior, centre, draws.form, asking) for centre in draws.centres]
@@ -75,23 +76,49 @@ def estimates(subposterior: Subposterior, draws: Draws, shard: int, asking: Aski
 def _by_smooth_remainders(
     subposterior: Subposterior, draws: Draws, places: np.ndarray, wholes: list[Taylor], asking: Asking
 ) -> Estimates | None:
-    """The answers by expansions with terms of higher order; None if these are not accurate enough."""
-    near = []
-    for place, whole in zip(places, wholes, strict=True):
-        known = asking.memory.higher.get(place.tobytes())
-        higher = higher_terms(subposterior, place, whole, asking.points_at_once) if known is None else known
-        if higher is None:
-            return None
+    """The answers by expansions with terms of higher order; None if these are not accurate enough.
+
+    If terms from the first point are not accurate enough, they are computed at these.
+    """
+    about = list(zip(places, wholes, strict=True))
+    for terms in (_terms_from_first, _terms):
+        higher = [terms(subposterior, place, whole, asking) for place, whole in about]
+        known = [one for one in higher if one is not None]
+        if len(known) < len(about):
+            continue
+        near = [SmoothRemainder(*at, subposterior, one, asking.share) for at, one in zip(about, known, strict=True)]
+        values, errors = _scored(near, draws.theta)
+        if np.median(errors) <= asking.certain:
+            return _smooth_estimates(near, values, errors, draws)
+    return None
+
+
+def _terms(subposterior: Subposterior, place: np.ndarray, whole: Taylor, asking: Asking) -> FourthOrder | None:
+    """The terms of higher order at a point."""
+    known = asking.memory.higher.get(place.tobytes())
+    higher = higher_terms(subposterior, place, whole, asking.points_at_once) if known is None else known
+    if higher is not None:
         asking.memory.higher[place.tobytes()] = higher
-        near.append(SmoothRemainder(place, whole, subposterior, higher, asking.share))
-    values, errors = _scored(near, draws.theta)
-    if not np.median(errors) <= asking.certain:
+    return higher
+
+
+def _terms_from_first(
+    subposterior: Subposterior, place: np.ndarray, whole: Taylor, asking: Asking
+) -> FourthOrder | None:
+    """The same from those at the first point, if there is one that is near and not this one."""
+    first = asking.memory.first
+    if first is None or first[0].tobytes() == place.tobytes():
         return None
+    known = _terms(subposterior, *first, asking)
+    return None if known is None else moved_terms(known, first, (place, whole))
+
+
+def _smooth_estimates(near: list[SmoothRemainder], values: np.ndarray, errors: np.ndarray, draws: Draws) -> Estimates:
     moments = None
     if len(draws.base):
         found = [_nearest(near, points).expected(points) for points in draws.points()]
         moments = Expected(*map(np.stack, zip(*found, strict=True)))
-    return Estimates(finite(values), errors, _moved(near, draws), moments, subposterior)
+    return Estimates(finite(values), errors, _moved(near, draws), moments, near[0].rows)
 
 
 def _moved(near: Sequence[Around | SmoothRemainder], draws: Draws) -> Derivatives:

@@ -27,8 +27,9 @@ from epvi.site.rows.bundles import LEVELS, LOCAL
 from epvi.site.rows.columns import Columns
 from epvi.wire.effect_answer import Audited, LevelMoments
 
-# Rows of which effects are audited, counted once for each node and draw. Judgement: a twentieth of a second.
-_ROWS_TO_AUDIT = 2**22
+# Rows of which effects are audited, counted once for each node and draw: where there are so many rows that moments are
+# known at one support, and otherwise. Judgement: a fiftieth of a second, and a twentieth.
+_ROWS_TO_AUDIT, _FEW_ROWS_TO_AUDIT = 2**21, 2**22
 
 
 def effects_given(
@@ -77,9 +78,14 @@ def _audited(target: Target, columns: Columns, phi: np.ndarray, values: Values, 
     """The audit of as many bundles as are affordable; with `exact` also that of the log integrals."""
     assert target.audit is not None
     (number, size), width, s = columns[LOCAL].shape, columns[LEVELS].shape[1], values.mean.shape[2]
-    nodes = len(wide_scores(s)) ** s
-    count = min(max(_ROWS_TO_AUDIT // (nodes * len(phi) * size), 1), number)
+    nodes, affordable = len(wide_scores(s)) ** s, _FEW_ROWS_TO_AUDIT if exact else _ROWS_TO_AUDIT
+    count = min(max(affordable // (nodes * len(phi) * size), 1), number)
     chosen = np.unique(np.linspace(0, number - 1, count).astype(int))
+    if not exact and count < number:
+        # Half of them those with the levels that are least like normal ones.
+        odd = np.max(np.abs(values.shape[0]), axis=(1, 2)) * (columns[LEVELS].ravel() >= 0)
+        worst = np.argsort(-np.max(odd.reshape(number, width), axis=1), kind="stable")[: (count + 1) // 2]
+        chosen = np.unique(np.concatenate([chosen[::2], worst]))
     # Filled with the last one, so that few programs serve all numbers of bundles.
     filled = chosen[np.minimum(np.arange(few_sizes(len(chosen))), len(chosen) - 1)]
     places = (filled[:, None] * width + np.arange(width)).ravel()
@@ -87,7 +93,7 @@ def _audited(target: Target, columns: Columns, phi: np.ndarray, values: Values, 
     block = taken(columns, filled)
     with jax.enable_x64(True), promotion_allowed():
         given = (jnp.asarray(one, jnp.float64) for one in (phi, mean, root, standardised(shape)))
-        found = [np.asarray(part) for part in target.audit(*given, block)]
+        found = [np.asarray(part) for part in target.audit(*given, block, len(chosen))]
     there = (columns[LEVELS].ravel()[places] >= 0) & (np.arange(len(places)) < len(chosen) * width)
     off = known - found[0] if exact else np.zeros_like(known)
     return Audited(*(part[:, there] for part in (off, *found[1:])))
