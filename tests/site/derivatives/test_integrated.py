@@ -12,7 +12,6 @@ import epvi
 from epvi.ground.float64 import promotion_allowed
 from epvi.site.derivatives.conditional import prepared
 from epvi.site.derivatives.group_effects import EffectSearch
-from epvi.site.derivatives.groups import Groups
 from epvi.site.derivatives.integral import log_integrals, nodes_of
 from epvi.site.derivatives.integrated import IntegratedModel
 from epvi.site.rows.bundles import bundle, size_of_bundles
@@ -169,23 +168,21 @@ def test_integrals_near_a_known_point(normal):
     np.testing.assert_allclose(values(target, near, phi), values(target, columns, phi), rtol=1e-6)
 
 
-@pytest.mark.parametrize(("others", "many"), [(3, False), (150, True)])
-def test_a_large_group_does_not_take_nodes_from_small_ones(others, many):
-    codes = np.repeat(np.arange(4), [600, others, others, others])
-    rows = np.arange(len(codes))
-    bundles = bundle(codes, rows, 600)
-    columns = bundles.columns({"x": rows.astype(float)})
+# How many nodes count for effects that are log gamma variables of these shapes: their skewness is about -shape^(-1/2).
+@pytest.mark.parametrize(("shapes", "used"), [((400.0, 900.0, 100.0), 5), ((400.0, 15.0), 7), ((400.0, 8.0), 9)])
+def test_one_skewed_group_is_enough_for_more_nodes(shapes, used):
+    shapes = np.array(shapes)
+
+    def joint(z):
+        return shapes * z[:, 0] - jnp.exp(z[:, 0])
+
+    def prior(z):
+        return -0.5 * z[:, 0] ** 2
+
     with jax.enable_x64(True), promotion_allowed():
-        groups = Groups(columns)
-        assert bool(groups.many) is many
-        start, centre = jnp.zeros((groups.num_groups, 1)), jnp.asarray(0.3)
-
-        def joint(z):
-            # Skewed, as with few rows of counts.
-            return 10 * (z[:, 0] - centre) - jnp.exp(z[:, 0] - centre)
-
-        prior = joint
-        found = log_integrals(joint, nodes_of(joint, prior, start, groups.many))
-        usual = log_integrals(joint, nodes_of(joint, prior, start))
-    assert np.allclose(usual, gammaln(10), atol=1e-4)
-    assert np.allclose(found, usual, atol=1e-12) is not many
+        nodes = nodes_of(joint, prior, jnp.zeros((len(shapes), 1)), np.ones(len(shapes), bool))
+        found = log_integrals(joint, nodes)
+        without = nodes_of(joint, prior, jnp.zeros((len(shapes), 1)), shapes > 50)
+    np.testing.assert_allclose(found, gammaln(shapes), rtol=0, atol=1e-4)
+    assert int(nodes.used) == used
+    assert int(without.used) == 5

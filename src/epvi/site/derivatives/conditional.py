@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from epvi.ground.float64 import promotion_allowed
+from epvi.site.derivatives.integral import departure
 from epvi.site.model.target import Target
 from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL, PILOT
 from epvi.site.rows.columns import Columns
@@ -108,7 +109,9 @@ def prepared(target: Target, columns: Columns, phi: Float[np.ndarray, " p"], *, 
     # In the order in which `Marginal` reads them.
     known = found.mean, found.root, found.mean_slope, found.root_slope
     parts = [np.broadcast_to(phi, (len(found.mean), len(phi))), *(part.reshape(len(part), -1) for part in known)]
-    parts.append(np.full((len(found.mean), 1), float(few)))
+    # Absent groups have no effects that could be skewed.
+    skewed = np.where(columns[LEVELS].ravel() >= 0, np.asarray(departure(found.shape)), 0.0)
+    parts += [skewed[:, None], np.full((len(found.mean), 1), float(few))]
     flat = np.concatenate(parts, axis=1).reshape(*columns[LEVELS].shape, -1)
     floats = {column.dtype for column in columns.values() if column.dtype.kind == "f"}
     pilot = flat.astype(np.float32) if floats == {np.dtype(np.float32)} else flat

@@ -1,6 +1,5 @@
 """The groups of a block of bundles: which rows belong to which group, sums over them, and what rows have of groups."""
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,15 +9,9 @@ import jax.numpy as jnp
 from epvi.site.model.target import Block
 from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL, PILOT
 
-# Rows of a group from which on the distribution of its effects is nearly Gaussian. Judgement.
-_MANY_ROWS = 100
-# Rows from which on it is so near to one that fewer nodes about known moments are enough. Measured with logistic
-# regression: of 10,000 groups of 20 rows, 5 nodes move a mean by 0.005 sds at most if one in 20 labels is 1.
+# Places of a bundle from which on it may pay to find out whether effects are nearly Gaussian. Judgement: groups of
+# fewer rows hardly ever have such.
 _SOME_ROWS = 20
-# Rows from which on integrals need fewer nodes than those of the smallest groups. Measured likewise: of 10,000 groups
-# of 50 rows, 7 nodes move a mean by 0.001 sds at most, and 0.04 where one label in 100 is 1: less than 5 nodes do from
-# 100 rows on.
-_SEVERAL_ROWS = 50
 
 
 def own(block: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,25 +48,10 @@ class Groups:
         """Groups of all bundles, and room for absent ones."""
         return self.bundles * self.width
 
-    @functools.cached_property
-    def many(self) -> Any:
-        """Whether all groups of the block have many rows each, for JAX to find out; False if none can have."""
-        return self._all_have(_MANY_ROWS)
-
-    @functools.cached_property
-    def several(self) -> Any:
-        """Whether all groups of the block have several rows each, likewise."""
-        return self._all_have(_SEVERAL_ROWS)
-
-    @functools.cached_property
-    def some(self) -> Any:
-        """Whether all groups of the block have some rows each, likewise."""
-        return self._all_have(_SOME_ROWS)
-
-    def _all_have(self, least: int) -> Any:
-        if self.places < least:
-            return False
-        return jnp.all(~self.present | (self.summed(jnp.ones(self.num_rows)) >= least))
+    @property
+    def may_be_gaussian(self) -> bool:
+        """Whether effects may be nearly Gaussian, as far as the number of rows tells."""
+        return self.places >= _SOME_ROWS
 
     def summed(self, rows: Any) -> Any:
         """Sums over the rows of each group, (groups, ...), of numbers of the rows (n, ...).

@@ -1,4 +1,4 @@
-"""Integrates the effects of each group out of its likelihood: modes by Newton's method, then Gauss-Hermite quadrature.
+"""Integrates the effects of each group out of its likelihood, by Gauss-Hermite quadrature about the modes.
 
 Takes a function J of the effects z (L, s) of L groups that gives the log joint density of each group, (L,), where group
 g depends on its own z_g only. Gives log ∫ exp J_g(z_g) dz_g by quadrature with nodes about the mode,
@@ -20,15 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 
 from epvi.gaussian.quasi_random import base_draws
+from epvi.site.derivatives.group_modes import GroupModes, Joint, cholesky, modes, solve_upper
 
-# Nodes per coordinate, by the number s of effects of a level: 9, 49 and 125 nodes, and fewer where groups have many
-# rows, so that their effects are nearly Gaussian. Judgement: the tests compare with fine quadrature.
-_NODES, _FEWER_NODES = {1: 9, 2: 7, 3: 5}, {1: 5, 2: 4, 3: 3}
-# Nodes where groups have several rows each (`groups.py`): measured for one effect of a level only.
-_NODES_OF_SEVERAL = {1: 7, 2: 7, 3: 5}
-# Nodes about known moments where groups have many rows: these integrals serve for what Taylor expansions of the same
-# integrals leave over, and errors that both have cancel. Judgement.
-_FEWEST_NODES = {1: 3, 2: 3, 3: 3}
+# Nodes per coordinate, by the number s of effects of a level: 9, 49 and 125 nodes, and fewer where the effects of all
+# groups are slightly or hardly skewed. Judgement: the tests compare with fine quadrature.
+_NODES, _FEWER_NODES, _FEWEST_NODES = {1: 9, 2: 7, 3: 5}, {1: 7, 2: 6, 3: 4}, {1: 5, 2: 4, 3: 3}
+# The same about known moments: these integrals serve for what Taylor expansions of the same integrals leave over, and
+# errors that both have cancel. Judgement.
+_FEWER_KNOWN, _FEWEST_KNOWN = {1: 5, 2: 4, 3: 3}, {1: 3, 2: 3, 3: 3}
+# Largest departures from a Gaussian that count as slight, and as hardly any. Measured with binary rows: the log
+# integral of a group is then off by at most 3e-5 with 7 nodes, and by 6e-5 with 5; errors of 10,000 groups like that
+# move a mean by some thousandths of an sd.
+SLIGHT, HARDLY_ANY = 0.3, 0.15
+# How much an excess kurtosis counts beside a skewness of the same size. Judgement: integrals by 5 nodes are then off by
+# about as much.
+_KURTOSIS = 1.5
+# Where J is compared with a quadratic, in sds from the mode: as far as the inner nodes. Judgement.
+_AWAY = 1.5
 # Nodes for the moments of skewed effects, by the number of effects: how many sds they reach, and how many there are for
 # each. Skewness and kurtosis are those of tails, which the nodes of the integral do not reach. Judgement: with them the
 # mean and sd of a gamma variable of shape 1 follow from its logarithm within 1 %, from 9 nodes of the integral within
@@ -44,19 +52,6 @@ _FINER_NODES = {1: 21, 2: 13, 3: 9}
 _DRAWS, _FINER_DRAWS = 256, 4096
 # Effects of one level up to which nodes are a grid; for more they are draws. Judgement: 125 nodes for three.
 MOST_ON_A_GRID = 3
-# Most Newton steps for the modes, and the gradient, in units of the group's own sd, at which a group has arrived. The
-# nodes need not be centred exactly: a tenth of an sd changes the integral by less than its own error. Judgement.
-_MOST_STEPS, _NEAR = 40, 0.05
-# A step that lowers J is shortened by this factor, and one that raises it lengthens the next by it, up to a whole
-# Newton step. Judgement.
-_SHORTER = 4.0
-# Least pivot of the curvature, relative to its largest diagonal entry: below, J is not concave there. Judgement.
-_LEAST_PIVOT = 1e-6
-# Newton steps of the prior alone, from which the search starts; one is enough for a Gaussian. Judgement.
-_STEPS_OF_PRIOR = 3
-
-# The log joint density of each of L groups, (L,), at effects (L, s).
-Joint = Callable[[Any], Any]
 
 
 class Nodes(NamedTuple):
@@ -83,39 +78,65 @@ class Nodes(NamedTuple):
         return jax.lax.map(one, (jnp.arange(len(self.z)), self.z))
 
 
-def nodes_of(joint: Joint, prior: Joint, start: Any, many: Any = False, several: Any = False) -> Nodes:
+def nodes_of(joint: Joint, prior: Joint, start: Any, present: Any = None) -> Nodes:
     """The nodes about the modes; constants for JAX's derivatives.
 
-    `many` and `several`: whether all groups have many rows, or several.
+    There are fewer where effects of all groups that are `present` (L,) are nearly Gaussian; None: never fewer.
     """
-    rule = _chosen_rule(start.shape[1], (several, _NODES_OF_SEVERAL), (many, _FEWER_NODES))
-    return _about_modes(joint, prior, start, *rule)
+    s, found = start.shape[1], modes(joint, prior, start)
+    if present is None or s > MOST_ON_A_GRID:
+        return _about(found, *_rule(s, _NODES.get(s, _DRAWS)), None)
+    skewed = jnp.max(jnp.where(present, _departure(joint, found), 0.0))
+    return _about(found, *_chosen_rule(s, (skewed <= SLIGHT, _FEWER_NODES), (skewed <= HARDLY_ANY, _FEWEST_NODES)))
 
 
 def finer_nodes_of(joint: Joint, prior: Joint, start: Any) -> Nodes:
     """More nodes than `nodes_of` gives, to tell the error of those."""
     s = start.shape[1]
-    return _about_modes(joint, prior, start, *_rule(s, _FINER_NODES.get(s, _FINER_DRAWS)), None)
+    return _about(modes(joint, prior, start), *_rule(s, _FINER_NODES.get(s, _FINER_DRAWS)), None)
 
 
-def _about_modes(joint: Joint, prior: Joint, start: Any, x: Any, log_w: Any, used: Any) -> Nodes:
-    mode, curvature = _modes(joint, prior, start)
-    s = start.shape[1]
-    root = _cholesky(curvature)
+def _about(found: GroupModes, x: Any, log_w: Any, used: Any) -> Nodes:
+    s, root = found.z.shape[1], cholesky(found.curvature)
     # Cᵀ = (root)⁻¹, so that C x solves rootᵀ y = x.
-    away = _solve_upper(root, jnp.broadcast_to(np.sqrt(2.0) * x[:, None], (len(x), *start.shape)))
+    away = solve_upper(root, jnp.broadcast_to(np.sqrt(2.0) * x[:, None], (len(x), *found.z.shape)))
     log_volume = 0.5 * s * np.log(2.0) - sum(jnp.log(root[i][i]) for i in range(s))
-    made = Nodes(mode + away, log_w[:, None] + log_volume, used)
+    made = Nodes(found.z + away, log_w[:, None] + log_volume, used)
     return jax.tree.map(jax.lax.stop_gradient, made)
 
 
-def nodes_about(mean: Any, root: Any, many: Any = False, some: Any = False) -> Nodes:
+def _departure(joint: Joint, found: GroupModes) -> Any:
+    """How far J is from a quadratic near the mode of each group, as `departure` tells it of moments, (L,).
+
+    From J at both sides of the mode along each whitened coordinate: J(±a) = J ± a g − a²/2 ± γ a³/6 + κ a⁴/24, with γ
+    and κ the third and fourth derivatives, to first order the skewness and the excess kurtosis.
+    """
+    s = found.z.shape[1]
+    along = solve_upper(cholesky(found.curvature), jnp.broadcast_to(np.eye(s)[:, None], (s, *found.z.shape)))
+    slopes = jnp.einsum("lij,lj,kli->kl", found.curvature, found.step, along)
+    sides = jax.lax.map(joint, jnp.concatenate([found.z + _AWAY * along, found.z - _AWAY * along]))
+    after, before = sides[:s], sides[s:]
+    third = 3 * (after - before - 2 * _AWAY * slopes) / _AWAY**3
+    fourth = 12 * (after + before - 2 * found.value + _AWAY**2) / _AWAY**4
+    return departure(jnp.stack([third, fourth], axis=-1).swapaxes(0, 1))
+
+
+def departure(shape: Any) -> Any:
+    """How far effects are from Gaussian, from skewness and excess kurtosis by coordinate (L, s, 2), (L,)."""
+    return jnp.max(jnp.maximum(jnp.abs(shape[..., 0]), _KURTOSIS * jnp.abs(shape[..., 1])), axis=1)
+
+
+def nodes_about(mean: Any, root: Any, skewed: Any = None, few: Any = False) -> Nodes:
     """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t).
 
-    `many` and `some`: whether all groups have many rows, or some.
+    There are fewer where the largest departure from a Gaussian, `skewed`, is small, and fewest from the slight ones on
+    where only terms of higher order will be made of them (`few`); None: never fewer.
     """
     s = mean.shape[1]
-    x, log_w, used = _chosen_rule(s, (some, _FEWER_NODES), (many, _FEWEST_NODES))
+    conditions = [] if skewed is None else [(skewed <= SLIGHT, _FEWER_KNOWN)]
+    if skewed is not None:
+        conditions.append(((skewed <= HARDLY_ANY) | (few & (skewed <= SLIGHT)), _FEWEST_KNOWN))
+    x, log_w, used = _chosen_rule(s, *conditions)
     entries = root_entries(root, s)
     log_volume = 0.5 * s * np.log(2.0) + sum(jnp.log(entries[i, i]) for i in range(s))
     made = Nodes(mean + _spread(entries, np.sqrt(2.0) * x), log_w[:, None] + log_volume, used)
@@ -160,7 +181,7 @@ def wide_nodes(mean: Any, root: Any) -> Nodes:
 def nodes_for_moments(mean: Any, root: Any, known: Nodes, enough: Any) -> Nodes:
     """Equidistant nodes about given means, for the moments of skewed effects; constants for JAX's derivatives.
 
-    Where the known nodes of the integral are `enough`, as where all groups have many rows, they are these.
+    Where the known nodes of the integral are `enough`, as where no effects are skewed, they are these.
     """
     bound, count = _EVEN[mean.shape[1]]
     made = _equidistant(mean, root, np.linspace(-bound, bound, count))
@@ -244,107 +265,3 @@ def _rule(s: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     grid = np.array(list(itertools.product(x, repeat=s)))
     weights = np.array(list(itertools.product(np.log(w) + x**2, repeat=s)))
     return grid, np.sum(weights, axis=1)
-
-
-def expanded(joint: Joint, z: Any) -> tuple[Any, Any, Any]:
-    """Value (L,), gradient (L, s) and Hessian (L, s, s) of each group's J in its own effects."""
-
-    # All groups are displaced alike, which moves each by its own effects only.
-    def moved(shift: Any) -> Any:
-        return joint(z + shift)
-
-    def with_slope(shift: Any) -> Any:
-        slope, value = jax.jacfwd(lambda shift: (moved(shift),) * 2, has_aux=True)(shift)
-        return slope, (value, slope)
-
-    # The density is traced once for all three.
-    hessian, (value, slope) = jax.jacfwd(with_slope, has_aux=True)(jnp.zeros(z.shape[1], z.dtype))
-    return value, slope, hessian
-
-
-class _Search(NamedTuple):
-    """The state of Newton's method for all groups."""
-
-    steps: Any
-    z: Any
-    value: Any
-    # The Newton step from there.
-    step: Any
-    curvature: Any
-    # Part of a Newton step that is taken next, by group.
-    part: Any
-    arrived: Any
-
-
-def _modes(joint: Joint, prior: Joint, start: Any) -> tuple[Any, Any]:
-    """The mode of each group, and minus the Hessian there."""
-
-    def towards_prior(_: Any, z: Any) -> Any:
-        _, gradient, hessian = expanded(prior, z)
-        return z + _solved(_cholesky(-hessian), gradient)
-
-    def go(old: _Search) -> _Search:
-        z = old.z + old.part[:, None] * old.step
-        value, gradient, hessian = expanded(joint, z)
-        step = _solved(_cholesky(-hessian), gradient)
-        arrived = jnp.abs(jnp.sum(gradient * step, axis=1)) < _NEAR**2
-        part = jnp.minimum(old.part * _SHORTER, 1.0)
-        new = _Search(old.steps + 1, z, value, step, -hessian, part, arrived)
-        # The last comparison is False for NaN.
-        better = new.value >= old.value - _NEAR**2
-        shorter = old._replace(steps=new.steps, part=old.part / _SHORTER)
-        chosen = jax.tree.map(lambda a, b: jnp.where(_like(better, a), a, b), new, shorter)
-        kept = jax.tree.map(lambda a, b: jnp.where(_like(old.arrived, a), a, b), old, chosen)
-        return kept._replace(steps=new.steps)
-
-    # Loops, and a first step of 0 from a value below any other, so that each density is compiled once.
-    z = jax.lax.fori_loop(0, _STEPS_OF_PRIOR, towards_prior, start)
-    groups, s = z.shape
-    first = _Search(
-        jnp.zeros((), jnp.int32),
-        z,
-        jnp.full(groups, -jnp.inf, z.dtype),
-        jnp.zeros_like(z),
-        jnp.zeros((groups, s, s), z.dtype),
-        jnp.ones(groups, z.dtype),
-        jnp.zeros(groups, bool),
-    )
-    end = jax.lax.while_loop(lambda now: (now.steps <= _MOST_STEPS) & ~jnp.all(now.arrived), go, first)
-    return end.z, end.curvature
-
-
-def _like(mask: Any, array: Any) -> Any:
-    """The mask of groups, with trailing axes as the array has; a number for all groups takes any group's."""
-    return jnp.reshape(mask, (*mask.shape, *[1] * (array.ndim - 1))) if array.ndim else mask[0]
-
-
-def _cholesky(matrices: Any) -> list[list[Any]]:
-    """Lower triangular roots of matrices (L, s, s) by entries, with pivots that are too small replaced."""
-    s = matrices.shape[-1]
-    scale = jnp.max(jnp.stack([jnp.abs(matrices[:, i, i]) for i in range(s)]), axis=0)
-    least = _LEAST_PIVOT * jnp.maximum(scale, jnp.finfo(matrices.dtype).tiny ** 0.5)
-    root: list[list[Any]] = [[None] * s for _ in range(s)]
-    for j in range(s):
-        pivot = matrices[:, j, j] - sum(root[j][k] ** 2 for k in range(j))
-        root[j][j] = jnp.sqrt(jnp.where(pivot > least, pivot, jnp.maximum(jnp.abs(pivot), least)))
-        for i in range(j + 1, s):
-            root[i][j] = (matrices[:, i, j] - sum(root[i][k] * root[j][k] for k in range(j))) / root[j][j]
-    return root
-
-
-def _solve_upper(root: list[list[Any]], right: Any) -> Any:
-    """The solution of rootᵀ y = right, (..., L, s)."""
-    s = right.shape[-1]
-    made: list[Any] = [None] * s
-    for i in reversed(range(s)):
-        made[i] = (right[..., i] - sum(root[k][i] * made[k] for k in range(i + 1, s))) / root[i][i]
-    return jnp.stack(made, axis=-1)
-
-
-def _solved(root: list[list[Any]], right: Any) -> Any:
-    """The solution of root rootᵀ y = right, (L, s)."""
-    s = right.shape[-1]
-    made: list[Any] = []
-    for i in range(s):
-        made.append((right[:, i] - sum(root[i][k] * made[k] for k in range(i))) / root[i][i])
-    return _solve_upper(root, jnp.stack(made, axis=1))

@@ -26,9 +26,11 @@ from epvi.site.derivatives.effect_audit import audit_of
 from epvi.site.derivatives.effect_draws import draw_effects, integral_errors
 from epvi.site.derivatives.groups import Groups, own
 from epvi.site.derivatives.integral import (
+    HARDLY_ANY,
     MOST_ON_A_GRID,
     Joint,
     Nodes,
+    departure,
     finer_nodes_of,
     joint_at,
     log_integrals,
@@ -145,7 +147,8 @@ class Marginal:
         if groups.pilot is not None:
             return self.joint(phi, groups)[0], self._foreseen(fixed.astype(float), groups)
         start = jnp.zeros((groups.num_groups, self.places.per_level))
-        return self.joint(phi, groups)[0], nodes_of(*self.joint(fixed, groups), start, groups.many, groups.several)
+        present = groups.present if groups.may_be_gaussian else None
+        return self.joint(phi, groups)[0], nodes_of(*self.joint(fixed, groups), start, present)
 
     def finer_at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
         """The same with more nodes."""
@@ -259,8 +262,12 @@ class Marginal:
         log_integral = jax.nn.logsumexp(logs, axis=0)
         if self.places.per_level > MOST_ON_A_GRID:
             return nodes, logs, log_integral
-        mean, root = moments(jax.nn.softmax(logs, axis=0), nodes.z)
-        enough = groups.many if shaped is True else groups.many | ~shaped
+        weights = jax.nn.softmax(logs, axis=0)
+        mean, root = moments(weights, nodes.z)
+        enough = False if shaped is True else ~shaped
+        if groups.may_be_gaussian:
+            skewed = jnp.where(groups.present, departure(shapes(weights, nodes.z, mean, root)), 0.0)
+            enough |= jnp.max(skewed) <= HARDLY_ANY
         nodes = nodes_for_moments(mean, root, nodes, enough)
         return nodes, joint_at(joint, nodes), log_integral
 
@@ -276,9 +283,8 @@ class Marginal:
         assert groups.pilot is not None
         flat = jnp.reshape(groups.pilot, (groups.num_groups, -1))
         delta = phi - flat[:, :p]
-        mean, root, mean_slope, root_slope, few = jnp.split(flat[:, p:], np.cumsum([s, t, s * p, t * p]), axis=1)
+        parts = np.cumsum([s, t, s * p, t * p, 1])
+        mean, root, mean_slope, root_slope, skewed, few = jnp.split(flat[:, p:], parts, axis=1)
         mean = mean + jnp.sum(jnp.reshape(mean_slope, (-1, s, p)) * delta[:, None], axis=2)
         root = root + jnp.sum(jnp.reshape(root_slope, (-1, t, p)) * delta[:, None], axis=2)
-        # Terms of higher order take the fewest nodes from some rows on.
-        fewest = groups.many if groups.some is False else groups.many | (groups.some & jnp.all(few > 0))
-        return nodes_about(mean, root, fewest, groups.some)
+        return nodes_about(mean, root, jnp.max(skewed) if groups.may_be_gaussian else None, jnp.all(few > 0))
