@@ -161,6 +161,9 @@ def adapting_posterior():
 def test_the_pool_of_adaptive_rounds_comes_back(tmp_path):
     made = adapting_posterior()
     same(epvi.load(made.save(tmp_path / "a.epvi")), made)
+    looks = dataclasses.replace(made.step, mixture=None, certificate=None, pool=None, around=3)
+    made = dataclasses.replace(made, step=looks)
+    same(epvi.load(made.save(tmp_path / "b.epvi")), made)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +179,8 @@ def test_the_pool_of_adaptive_rounds_comes_back(tmp_path):
         (("pool", 0, "parts", 1, "structure"), "round"),
         (("mixture",), None),
         (("adapted",), -1),
+        (("around",), -1),
+        (("around",), 1),
     ],
 )
 def test_a_pool_that_does_not_fit_is_refused(place, value):

@@ -211,7 +211,7 @@ def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds,
     only_values = dataclasses.replace(rounds, refine=0)
     posterior = begun(posterior, answered)
     while posterior.step is not None and posterior.step.waits:
-        num_rounds = posterior.step.adapted
+        num_rounds, around = posterior.step.adapted, posterior.step.around
         posterior, answered, certificate = _asked(posterior, ask, only_values, seed)
         logger.info(
             "adaptive round %d: %d Gaussians, %.0f of %s draws count; %s",
@@ -219,7 +219,9 @@ def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds,
             *(f"{certificate.num_draws:,}", certificate.verdict),
         )
         left = rounds.refine - num_rounds
-        posterior = continued(posterior, answered, certificate) if left > 0 else kept_best(posterior, certificate)
+        # What two runs have found is searched to its end: these rounds are few.
+        goes_on = left > 0 or around > 0
+        posterior = continued(posterior, answered, certificate) if goes_on else kept_best(posterior, certificate)
     return posterior
 
 

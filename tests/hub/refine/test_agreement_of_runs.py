@@ -9,9 +9,10 @@ import pytest
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.gaussian.quasi_random import draw, log_density, uniform_points
 from epvi.hub.product.result import ProductMixture
-from epvi.hub.refine.adaptive import begun, continued, kept_best
+from epvi.hub.refine.adaptive import _around, begun, continued, kept_best
 from epvi.hub.refine.agreement_of_runs import disagreement, wide
 from epvi.hub.refine.pool import ScoredDraws
+from epvi.hub.refine.step import Run, Step
 from epvi.hub.trust.agreement import Accord, Agreement
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.importance import weigh
@@ -88,6 +89,12 @@ def ridge(theta):
     return -0.5 * (theta[:, 0] / 1.5) ** 2 - 2.0 * np.sum((theta[:, 1:] - theta[:, :1] ** 2) ** 2, axis=1)
 
 
+def cascade(theta):
+    """x_1 ~ N(1, 0.7²) and x_{i+1} ~ N(x_i², 0.3²): a thin ridge, on which most of the spread of x_3 is far out."""
+    first = -0.5 * ((theta[:, 0] - 1) / 0.7) ** 2
+    return first - 0.5 * np.sum(((theta[:, 1:] - theta[:, :-1] ** 2) / 0.3) ** 2, axis=1)
+
+
 def rounds(log_p, posterior, seed=0):
     """All adaptive rounds, by hand."""
     answered, certificate = scored(posterior, log_p, seed)
@@ -140,6 +147,36 @@ def test_a_run_alone_is_not_trusted_and_a_confirmed_one_is():
     alone = kept_best(alone, scored(alone, heavy)[1])
     assert alone.certificate.reasons == (Reason.RUNS_DIFFER,)
     assert alone.certificate.verdict == Verdict.NOT
+
+
+@pytest.mark.usefixtures("untyped")
+def test_a_run_is_not_trusted_before_its_surroundings_were_searched():
+    begin = some(gaussian([0.0, 0.0], [1.2, 1.2]))
+    answered, certificate = scored(begin, standard_normal)
+    pool = ScoredDraws(answered.proposal.theta, answered.log_p, (answered.proposal.source,))
+    found = _around(begin, Step(1, 1.0, 0.0), Run(begin.mixture, certificate, 0, pool), 1)
+    assert certificate.verdict != Verdict.NOT
+    cut = kept_best(found, scored(found, standard_normal)[1])
+    assert cut.certificate.reasons == (Reason.RUNS_DIFFER,)
+    counts = []
+    while found.step.waits:
+        counts.append(found.step.around)
+        found = continued(found, *scored(found, standard_normal))
+    assert counts == [1, 2, 3, 4, 5, 6]
+    assert found.certificate is certificate
+    assert found.mixture is begin.mixture
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("untyped")
+def test_a_cascade_is_right_or_not_trusted():
+    x = np.random.default_rng(0).normal(1, 0.7, (1_000_000, 1))
+    # E x_3 is E x_1⁴ + 0.3².
+    x = np.concatenate([x, x**2, x**4 + 0.3**2], axis=1)
+    found, _ = rounds(cascade, some(gaussian([1.0, 1.2, 1.5], [0.3, 0.4, 0.8])))
+    mean = found.certificate.weights @ found.certificate.theta
+    off = np.abs(mean - np.mean(x, axis=0)) / np.std(x, axis=0)
+    assert found.certificate.verdict == Verdict.NOT or np.max(off) < 0.1
 
 
 @pytest.mark.slow

@@ -186,6 +186,7 @@ def describe_step(step: Step | None) -> dict[str, Any] | None:
         "mixture_adapted": step.mixture_adapted,
         "pool": describe_pool(step.pool),
         "first": _describe_run(step.first),
+        "around": step.around,
     }
 
 
@@ -222,15 +223,18 @@ def read_step(record: Record, content: Envelope, dim: int, shards: Sequence[str]
         mixture = read_mixture(record.text("mixture"), content.arrays, dim, "before/posterior/")
     gained = _number(record.any("gained"), "gained")
     # Files of versions without adaptive rounds lack these.
-    adapted, of_mixture = (
-        record.whole(name, 0, _MOST_ROUNDS) if _there(record, name) else 0 for name in ("adapted", "mixture_adapted")
+    adapted, of_mixture, around = (
+        record.whole(name, 0, _MOST_ROUNDS) if _there(record, name) else 0
+        for name in ("adapted", "mixture_adapted", "around")
     )
     pool = read_pool(record, content, dim, "pool/") if _there(record, "pool") else None
     first = _read_run(record.table("first"), content, dim, shards) if _there(record, "first") else None
     if pool is not None and (mixture is None or certificate is None or before is not None):
         raise Malformed("its pool of scored draws is there without the posterior to return to")
+    if around and (first is None or pool is not None):
+        raise Malformed("it looks around the heaviest draws without the run that they are of")
     rounds = record.whole("rounds", 0, _MOST_ROUNDS)
-    return Step(rounds, rate, gained, before, mixture, certificate, adapted, of_mixture, pool, first)
+    return Step(rounds, rate, gained, before, mixture, certificate, adapted, of_mixture, pool, first, around)
 
 
 def _describe_run(run: Run | None) -> dict[str, Any] | None:

@@ -3,7 +3,8 @@
 Takes a posterior and all shards' scores of its draws; gives the posterior of the next round, or the final one. A skewed
 scale, an edge of a simplex or a curved ridge shows in the weights of the draws (adaptive importance sampling, Cappé et
 al. 2008). Each round's verdict is that of its own, fresh draws alone; the best round of a run counts. A second run, on
-draws of its own, has to confirm it (`agreement_of_runs.py`); if it does not, a new run goes on with the draws of both.
+draws of its own, has to confirm it (`agreement_of_runs.py`), and so have rounds that look around the heaviest draws of
+all (`surroundings.py`); if they do not, a new run goes on with all draws.
 """
 
 import dataclasses
@@ -14,17 +15,17 @@ import numpy as np
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.ground.status import Status, StatusCode
 from epvi.hub.product.result import ProductMixture
-from epvi.hub.refine.agreement_of_runs import disagreement, wide
+from epvi.hub.refine.agreement_of_runs import disagreement, missed, wide
 from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.scale_mixture import scale_mixture
 from epvi.hub.refine.step import Refinable, Run, Step, finished
+from epvi.hub.refine.surroundings import around_heaviest
 from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.collect import Answered
 from epvi.hub.trust.reasons import Fault, Reason, Verdict, told
+from epvi.hub.trust.verdict import FEW_PARAMETERS
 from epvi.parameters.one_labelling import OneLabelling
 
-# Parameters up to which mixtures are fitted to draws. Judgement: importance weights degenerate with more.
-_FEW_PARAMETERS = 20
 # Posteriors whose weights have this efficiency need no adaptive rounds, and those with trust and this one no more.
 # Judgement: as much as a mixture fitted to some thousand draws can have.
 _EFFICIENT = 0.9
@@ -33,6 +34,9 @@ _EFFICIENT = 0.9
 # worse than what was there before. A second run confirms the first from the same efficiency on: standard errors of
 # means are 0.03 sds then.
 _LEAST_ROUNDS, _LATER_ROUNDS, _MOST_ROUNDS, _HALF = 4, 8, 30, 0.5
+# Rounds that look around the heaviest draws, after two runs that agree. Judgement: on thin ridges in three dimensions
+# four are enough to show that they go on.
+_AROUND = 6
 # Draws from which on a mixture can be fitted. Judgement.
 _LEAST_DRAWS = 1024
 # Natural-gradient steps of a smaller KL divergence than this, in nats, do not mend weights that are too uneven.
@@ -41,6 +45,7 @@ _LEAST_DRAWS = 1024
 _TOO_SHORT = 0.05
 # Why the best round of a run cannot be trusted by itself.
 _ALONE = "no second run of adaptive rounds has confirmed the weights of the first"
+_UNSEARCHED = "rounds have ended before the surroundings of the heaviest draws were searched"
 # What adaptive rounds can mend.
 _MENDABLE = frozenset({Reason.UNEVEN_WEIGHTS, Reason.LOST_MODE})
 
@@ -50,7 +55,7 @@ Posterior = TypeVar("Posterior", bound=Refinable)
 def adaptable(posterior: Refinable) -> bool:
     """Whether adaptive rounds may improve a posterior that has its certificate."""
     found = posterior.certificate
-    if found is None or posterior.mixture.dim > _FEW_PARAMETERS or found.num_draws < _LEAST_DRAWS:
+    if found is None or posterior.mixture.dim > FEW_PARAMETERS or found.num_draws < _LEAST_DRAWS:
         return False
     enough = found.verdict == Verdict.TRUST or (found.verdict != Verdict.NOT and found.efficiency >= _EFFICIENT)
     return not enough and set(found.reasons) <= _MENDABLE
@@ -73,6 +78,8 @@ def begun(posterior: Posterior, answered: Answered) -> Posterior:
 
 def continued(posterior: Posterior, answered: Answered, certificate: Certificate) -> Posterior:
     """The posterior of the next adaptive round, or the best one if that is not worth it."""
+    if posterior.step is not None and posterior.step.around:
+        return _looked_around(posterior, posterior.step, answered)
     best, found, better = _best(posterior, certificate)
     step = _scored(best, posterior, answered)
     in_run = len(step.pool.sources) if step.pool is not None else 0
@@ -88,7 +95,9 @@ def continued(posterior: Posterior, answered: Answered, certificate: Certificate
     first, pool = step.first, step.first.pool.joined(step.pool)
     apart = disagreement((first.mixture, first.certificate), (best.mixture, found), pool)
     if apart is None:
-        return _ended(*_better_of(first, best, found))
+        best, found = _better_of(first, best, found)
+        adapted = 0 if best.step is None else best.step.adapted
+        return _around(best, step, Run(best.mixture, found, adapted, pool), 1)
     return _next(best, _doubted(found, apart), dataclasses.replace(step, pool=pool, first=None))
 
 
@@ -100,8 +109,46 @@ def _settled(certificate: Certificate, *, second: bool, in_vain: bool) -> bool:
     return in_vain or good or (second and certificate.efficiency >= _HALF)
 
 
+def _around(posterior: Posterior, step: Step, run: Run, count: int) -> Posterior:
+    """The posterior whose draws are around the heaviest ones of a run that a second one has confirmed."""
+    num_rounds = len(run.pool.sources)
+    begins = dataclasses.replace(
+        step,
+        mixture=None,
+        mixture_adapted=0,
+        certificate=None,
+        adapted=num_rounds,
+        pool=None,
+        first=run,
+        around=count,
+    )
+    mixture = around_heaviest(run.pool, np.random.default_rng(num_rounds))
+    return _asked(posterior, mixture, begins, "around the draws that weigh most")
+
+
+def _looked_around(posterior: Posterior, step: Step, answered: Answered) -> Posterior:
+    """The next round of looking around; after the last one the confirmed posterior, or that of a new run."""
+    assert step.first is not None
+    run = dataclasses.replace(step.first, pool=step.first.pool.joined(_pool(posterior, answered)))
+    if step.around < _AROUND:
+        return _around(posterior, step, run, step.around + 1)
+    best = _with(posterior, run.mixture, run.adapted)
+    assert best.step is not None
+    apart = missed((run.mixture, run.certificate), run.pool)
+    if apart is None:
+        return _ended(best, run.certificate)
+    doubted = _doubted(run.certificate, apart)
+    if len(run.pool.sources) >= _MOST_ROUNDS:
+        return _ended(best, doubted)
+    return _next(best, doubted, dataclasses.replace(best.step, pool=run.pool, first=None, around=0))
+
+
 def kept_best(posterior: Posterior, certificate: Certificate) -> Posterior:
     """The best posterior of all rounds, with its certificate."""
+    step = posterior.step
+    if step is not None and step.around and step.first is not None:
+        confirmed = _with(posterior, step.first.mixture, step.first.adapted)
+        return _ended(confirmed, _doubted(step.first.certificate, _UNSEARCHED))
     return _final(*_best(posterior, certificate)[:2])
 
 
@@ -214,7 +261,7 @@ def _doubted(certificate: Certificate, finding: str) -> Certificate:
 def _ended(posterior: Posterior, certificate: Certificate) -> Posterior:
     step = posterior.step
     assert step is not None
-    done = dataclasses.replace(step, mixture=None, mixture_adapted=0, certificate=None, pool=None, first=None)
+    done = dataclasses.replace(step, mixture=None, mixture_adapted=0, certificate=None, pool=None, first=None, around=0)
     count = posterior.mixture.num_components
     how = "fitted to scored draws" if done.adapted else "refined"
     text = f"{how}: {count} Gaussian{'s' if count > 1 else ''} after {_rounds(done)}."

@@ -41,14 +41,9 @@ def disagreement(
     one, other, whole = _found(*a), _found(*b), _found_in(pool)
     pairs = [("two runs of adaptive rounds", one, other)]
     pairs += [("a run of adaptive rounds and all draws together", each, whole) for each in (one, other)]
-    for who, these, those in pairs:
-        sd = np.sqrt(these.sd * those.sd)
-        away = np.abs(these.mean - those.mean) / sd
-        if np.any(away > _SMALL + _ERRORS * np.hypot(these.mean_error, those.mean_error) / sd):
-            return f"{who} differ by {np.max(away):.2f} sds in a mean"
-        factor = np.abs(np.log(these.sd / those.sd))
-        if np.any(factor > _SMALL + _ERRORS * np.hypot(these.sd_error, those.sd_error)):
-            return f"{who} differ by {np.expm1(np.max(factor)):.0%} in an sd"
+    apart = next((said for said in (_apart(*pair) for pair in pairs) if said is not None), None)
+    if apart is not None:
+        return apart
     first, second = a[1].log_evidence, b[1].log_evidence
     if first is None or second is None:
         return None
@@ -56,6 +51,11 @@ def disagreement(
     if apart > _SMALL + _ERRORS * float(np.hypot(first.standard_error, second.standard_error)):
         return f"two runs of adaptive rounds differ by {apart:.2f} nats in the log evidence"
     return None
+
+
+def missed(a: tuple[GaussianMixture, Certificate], pool: ScoredDraws) -> str | None:
+    """In what a posterior differs from all draws, with those around the heaviest ones, as a clause; None in nothing."""
+    return _apart("a run of adaptive rounds and draws around its heaviest ones", _found(*a), _found_in(pool))
 
 
 def wide(certificate: Certificate) -> GaussianMixture:
@@ -66,6 +66,18 @@ def wide(certificate: Certificate) -> GaussianMixture:
     scale = min(_WIDEST, float(np.exp(_NATS / len(mean))))
     covariance = scale**2 * (weights[:, None] * away).T @ away
     return GaussianMixture.from_covariances(mean[None], 0.5 * (covariance + covariance.T)[None])
+
+
+def _apart(who: str, these: _Found, those: _Found) -> str | None:
+    """In what means or sds differ, as a clause; None if they agree."""
+    sd = np.sqrt(these.sd * those.sd)
+    away = np.abs(these.mean - those.mean) / sd
+    if np.any(away > _SMALL + _ERRORS * np.hypot(these.mean_error, those.mean_error) / sd):
+        return f"{who} differ by {np.max(away):.2f} sds in a mean"
+    factor = np.abs(np.log(these.sd / those.sd))
+    if np.any(factor > _SMALL + _ERRORS * np.hypot(these.sd_error, those.sd_error)):
+        return f"{who} differ by {np.expm1(np.max(factor)):.0%} in an sd"
+    return None
 
 
 def _found(mixture: GaussianMixture, certificate: Certificate) -> _Found:

@@ -5,6 +5,7 @@ a verdict they do not: a proposal that was fitted to draws looks good on them.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 from jaxtyping import Float
@@ -34,15 +35,27 @@ class ScoredDraws:
     log_p: Float[np.ndarray, " n"]
     sources: tuple[Source, ...]
 
+    @functools.cached_property
+    def log_g(self) -> Float[np.ndarray, " n"]:
+        """The log of the sum of all proposals' densities, each times its number of draws."""
+        return self._log_g_at(self.theta)
+
+    def _log_g_at(self, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
+        logs = [np.log(source.num_draws) + source.log_density(theta) for source in self.sources]
+        return np.asarray(logsumexp(logs, axis=0))
+
     def joined(self, other: "ScoredDraws") -> "ScoredDraws":
         """The draws of both."""
         theta, log_p = np.concatenate([self.theta, other.theta]), np.concatenate([self.log_p, other.log_p])
-        return ScoredDraws(theta, log_p, self.sources + other.sources)
+        made = ScoredDraws(theta, log_p, self.sources + other.sources)
+        # Densities at draws that had them already are not computed again: rounds would take ever longer.
+        parts = np.concatenate([self.log_g, other.log_g]), (other._log_g_at(self.theta), self._log_g_at(other.theta))
+        made.__dict__["log_g"] = np.logaddexp(parts[0], np.concatenate(parts[1]))
+        return made
 
     def log_weights(self) -> Float[np.ndarray, " n"]:
-        """log p/g, where g is the mixture of all proposals, but for a constant."""
-        logs = [np.log(source.num_draws) + source.log_density(self.theta) for source in self.sources]
-        return self.log_p - np.asarray(logsumexp(logs, axis=0))
+        """log p/g, where g is the mixture of all proposals."""
+        return self.log_p - self.log_g
 
     def telling(self, rng: np.random.Generator) -> tuple[Float[np.ndarray, "m d"], Float[np.ndarray, " m"]]:
         """The draws that count, with normalised weights: tempered as long as too few count, and not too many draws."""

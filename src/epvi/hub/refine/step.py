@@ -42,7 +42,9 @@ class Step:
         adapted: the number of rounds to whose draws the posterior's mixture was fitted (`adaptive.py`), or 0.
         mixture_adapted: the same of `mixture`.
         pool: the scored draws of this run of adaptive rounds, while it goes on; None before its first.
-        first: the first run of adaptive rounds, while the second one goes on.
+        first: the first run of adaptive rounds, while the second one goes on; the better one, with the draws of both,
+            while rounds look around the heaviest draws.
+        around: the number of the round that looks around the heaviest draws (`surroundings.py`), or 0.
     """
 
     rounds: int
@@ -55,6 +57,7 @@ class Step:
     mixture_adapted: int = 0
     pool: ScoredDraws | None = None
     first: Run | None = None
+    around: int = 0
 
     @property
     def adapts(self) -> bool:

@@ -99,7 +99,7 @@ def propose(posterior: Approximation, asked: Asked) -> Proposal:
 
 def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
     q, past = posterior.mixture, 0 if posterior.step is None else posterior.step.adapted
-    modes = q if posterior.step is not None and not past else one_per_mode(q)
+    modes = q if posterior.step is not None and not past else one_per_mode(_whole(posterior))
     shards = aligned(posterior.space, [fit.mixture for fit in posterior.fits if fit.stands_alone])
     stray = stray_modes(shards, modes)
     source = _source(q, stray, asked.num_draws, adapted=past > 0)
@@ -120,6 +120,12 @@ def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
         num_modes=modes.num_components,
         source=source,
     )
+
+
+def _whole(posterior: Approximation) -> GaussianMixture:
+    """The posterior's mixture, or that which it is to return to while rounds look around the heaviest draws."""
+    step = posterior.step
+    return step.first.mixture if step is not None and step.around else posterior.mixture
 
 
 def _source(q: GaussianMixture, stray: GaussianMixture | None, num_draws: int, *, adapted: bool) -> Source:

@@ -38,6 +38,12 @@ _HEAVY, _TAIL = 0.7, 0.3
 # Above this k̂ the tail also counts if the weights change an sd by more than this fraction: draws farther out, which are
 # missing, might change it more.
 _HEAVIER, _MUCH = 0.9, 0.1
+# With more parameters than this no adaptive rounds follow (importance weights degenerate with more), and nothing
+# confirms what the weights say. There a shift of a mean by more than so many sds, by weights of less than this
+# efficiency, is one of a curved ridge, whose ends draws miss: a Gaussian that is merely shifted keeps its efficiency.
+# Judgement: bananas in two of 22 dimensions with larger shifts had sds down to 0.65 of the right ones; heavy tails and
+# unknown scales had smaller shifts.
+FEW_PARAMETERS, _CURVED_SHIFT, _CURVED = 20, 0.12, 0.6
 # Posterior mass from which on a mode that the posterior lacks is reported.
 _MASS = 0.01
 # The largest standard error of log p at a draw, in nats, averaged with the weights: above it, the error of the scores
@@ -99,11 +105,23 @@ def _uneven(weights: Weights) -> Fault | None:
     heavy = (weights.k_hat > _HEAVY and weights.tail > _TAIL) or (weights.k_hat > _HEAVIER and change > _MUCH)
     vague = float(np.max(weights.noise)) > _KNOWN
     if not (few or heavy or vague):
-        return None
+        return _curved(weights)
     return Fault(
         Reason.UNEVEN_WEIGHTS,
         f"the draws' weights are too uneven to correct it ({weights.ess:,.0f} effective draws, Pareto k̂"
         f" {weights.k_hat:.1f})",
+    )
+
+
+def _curved(weights: Weights) -> Fault | None:
+    """A posterior of many parameters that is not Gaussian in a way that weights alone cannot correct."""
+    shift = float(np.max(np.abs(weights.shift)))
+    if len(weights.shift) <= FEW_PARAMETERS or shift <= _CURVED_SHIFT or weights.efficiency >= _CURVED:
+        return None
+    return Fault(
+        Reason.UNEVEN_WEIGHTS,
+        f"the draws' weights move a mean by {shift:.2f} sds and are uneven ({weights.efficiency:.0%} of what could be):"
+        " it may be a curved ridge, whose ends no draw reaches",
     )
 
 
