@@ -195,21 +195,24 @@ def test_rounds_by_hand_end_where_those_of_fit_do(tmp_path):
 
 @pytest.mark.usefixtures("untyped")
 @pytest.mark.parametrize(
-    ("verdict", "reasons", "num_draws", "dim", "longer"),
+    ("verdict", "reasons", "efficiency", "num_draws", "dim", "longer"),
     [
-        ("NOT", ("UNEVEN_WEIGHTS",), 2048, 10, True),
-        ("NOT", ("UNEVEN_WEIGHTS", "LOST_MODE"), 2048, 10, False),
-        ("NOT", ("UNEVEN_WEIGHTS",), 256, 10, False),
-        ("NOT", ("UNEVEN_WEIGHTS",), 2048, 90, False),
-        ("CORRECTED", (), 2048, 10, False),
+        ("NOT", ("UNEVEN_WEIGHTS",), 0.6, 2048, 10, True),
+        ("NOT", ("UNEVEN_WEIGHTS",), 0.95, 2048, 10, False),
+        ("NOT", ("UNEVEN_WEIGHTS", "LOST_MODE"), 0.6, 2048, 10, False),
+        ("NOT", ("UNEVEN_WEIGHTS",), 0.6, 256, 10, False),
+        ("NOT", ("UNEVEN_WEIGHTS",), 0.6, 2048, 90, False),
+        ("CORRECTED", (), 0.6, 2048, 10, False),
     ],
 )
-def test_short_steps_are_left_to_adaptive_rounds_only_where_these_can_mend(verdict, reasons, num_draws, dim, longer):
+def test_short_steps_are_left_to_adaptive_rounds_only_where_these_can_mend(
+    verdict, reasons, efficiency, num_draws, dim, longer
+):
     from epvi.hub.refine.adaptive import least_step
     from epvi.hub.trust.reasons import Reason, Verdict
 
     found = tuple(Reason[name] for name in reasons)
-    certificate = SimpleNamespace(verdict=Verdict[verdict], reasons=found, num_draws=num_draws, efficiency=0.6)
+    certificate = SimpleNamespace(verdict=Verdict[verdict], reasons=found, num_draws=num_draws, efficiency=efficiency)
     posterior = SimpleNamespace(certificate=certificate, mixture=SimpleNamespace(dim=dim))
     assert (least_step(posterior, 5e-4) > 5e-4) == longer
     assert least_step(SimpleNamespace(certificate=None, mixture=posterior.mixture), 5e-4) == 5e-4

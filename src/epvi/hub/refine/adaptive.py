@@ -62,9 +62,12 @@ def adaptable(posterior: Refinable) -> bool:
 
 
 def least_step(posterior: Refinable, usual: float) -> float:
-    """The least KL divergence of a step that is worth a round, larger where adaptive rounds do more."""
+    """The least KL divergence of a step that is worth a round, larger where adaptive rounds do more.
+
+    Efficient weights with a heavy tail are often mended by one more short step.
+    """
     found = posterior.certificate
-    uneven = found is not None and found.reasons == (Reason.UNEVEN_WEIGHTS,)
+    uneven = found is not None and found.reasons == (Reason.UNEVEN_WEIGHTS,) and found.efficiency < _EFFICIENT
     return _TOO_SHORT if uneven and adaptable(posterior) else usual
 
 
