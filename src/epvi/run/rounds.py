@@ -42,6 +42,9 @@ _ROUGH = 0.1
 # Where another step is likely to follow, so many draws are scored instead of all: they only have to show whether a step
 # is an improvement. Judgement.
 _FEW_DRAWS = 256
+# Rounds that look around the heaviest draws score so many. Measured on eight ridges in three to five dimensions: they
+# show that a ridge goes on as often as with all.
+_DRAWS_AROUND = 512
 # Another step is likely after the product of the fits above this many parameters, and where the fits are in all further
 # from their subposteriors than this (in nats); and after a step if the next one is expected to have a larger KL
 # divergence than this. Judgement: a wrong guess costs a round with few draws, or one with more than needed.
@@ -94,9 +97,9 @@ class Rounds:
         known = certificate.num_draws >= self.scoring.num_draws
         return _LITTLE if self.contented and corrected and known else WORTH
 
-    def with_few_draws(self) -> "Rounds":
-        """The same for a round that is not expected to be the last."""
-        few = min(self.scoring.num_draws, _FEW_DRAWS)
+    def with_few_draws(self, most: int = _FEW_DRAWS) -> "Rounds":
+        """The same for a round whose draws are not those of the certificate."""
+        few = min(self.scoring.num_draws, most)
         return dataclasses.replace(self, scoring=dataclasses.replace(self.scoring, num_draws=few))
 
     def goes_on(self, posterior: Posterior) -> bool:
@@ -212,7 +215,8 @@ def _adapted(posterior: Posterior, answered: Answered, ask: Ask, rounds: Rounds,
     posterior = begun(posterior, answered)
     while posterior.step is not None and posterior.step.waits:
         num_rounds, around = posterior.step.adapted, posterior.step.around
-        posterior, answered, certificate = _asked(posterior, ask, only_values, seed)
+        now = only_values.with_few_draws(_DRAWS_AROUND) if around else only_values
+        posterior, answered, certificate = _asked(posterior, ask, now, seed)
         logger.info(
             "adaptive round %d: %d Gaussians, %.0f of %s draws count; %s",
             *(num_rounds, posterior.mixture.num_components, certificate.ess),

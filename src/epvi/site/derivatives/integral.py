@@ -22,7 +22,7 @@ import numpy as np
 from epvi.gaussian.quasi_random import base_draws
 from epvi.site.derivatives.group_modes import GroupModes, Joint, cholesky, modes, solve_upper
 
-# Nodes per coordinate, by the number s of effects of a level: 9, 49 and 125 nodes, and fewer where the effects of all
+# Nodes per coordinate, by the number s of effects of a level: 9, 49 and 125 nodes, and fewer where the effects of the
 # groups are slightly or hardly skewed. Judgement: the tests compare with fine quadrature.
 _NODES, _FEWER_NODES, _FEWEST_NODES = {1: 9, 2: 7, 3: 5}, {1: 7, 2: 6, 3: 4}, {1: 5, 2: 4, 3: 3}
 # The same about known moments: these integrals serve for what Taylor expansions of the same integrals leave over, and
@@ -32,6 +32,9 @@ _FEWER_KNOWN, _FEWEST_KNOWN = {1: 5, 2: 4, 3: 3}, {1: 3, 2: 3, 3: 3}
 # integral of a group is then off by at most 3e-5 with 7 nodes, and by 6e-5 with 5; errors of 10,000 groups like that
 # move a mean by some thousandths of an sd.
 SLIGHT, HARDLY_ANY = 0.3, 0.15
+# Powers of the departure with which errors by 7, 5 and 3 nodes grow: n nodes are exact for polynomials of degree
+# 2n − 1, and the first term of higher degree is of this order in a skewness γ, whose own term is of degree 3.
+_BY_SEVEN, _BY_FIVE, _BY_THREE = 6, 4, 2
 # How much an excess kurtosis counts beside a skewness of the same size. Judgement: integrals by 5 nodes are then off by
 # about as much.
 _KURTOSIS = 1.5
@@ -81,13 +84,14 @@ class Nodes(NamedTuple):
 def nodes_of(joint: Joint, prior: Joint, start: Any, present: Any = None) -> Nodes:
     """The nodes about the modes; constants for JAX's derivatives.
 
-    There are fewer where effects of all groups that are `present` (L,) are nearly Gaussian; None: never fewer.
+    There are fewer where effects of the groups that are `present` (L,) are nearly Gaussian; None: never fewer.
     """
     s, found = start.shape[1], modes(joint, prior, start)
     if present is None or s > MOST_ON_A_GRID:
         return _about(found, *_rule(s, _NODES.get(s, _DRAWS)), None)
-    skewed = jnp.max(jnp.where(present, _departure(joint, found), 0.0))
-    return _about(found, *_chosen_rule(s, (skewed <= SLIGHT, _FEWER_NODES), (skewed <= HARDLY_ANY, _FEWEST_NODES)))
+    away = _departure(joint, found)
+    slight, hardly = (typical(away, present, power) for power in (_BY_SEVEN, _BY_FIVE))
+    return _about(found, *_chosen_rule(s, (slight <= SLIGHT, _FEWER_NODES), (hardly <= HARDLY_ANY, _FEWEST_NODES)))
 
 
 def finer_nodes_of(joint: Joint, prior: Joint, start: Any) -> Nodes:
@@ -126,16 +130,28 @@ def departure(shape: Any) -> Any:
     return jnp.max(jnp.maximum(jnp.abs(shape[..., 0]), _KURTOSIS * jnp.abs(shape[..., 1])), axis=1)
 
 
-def nodes_about(mean: Any, root: Any, skewed: Any = None, few: Any = False) -> Nodes:
+def typical(away: Any, present: Any, power: int) -> Any:
+    """The departure that would give the same sum of errors in all present groups: a mean of powers.
+
+    Errors of a sum over groups count together, so that one group among many does not take nodes for all.
+    """
+    errors = jnp.where(present, away, 0.0) ** power
+    return (jnp.sum(errors) / jnp.maximum(jnp.sum(present), 1)) ** (1 / power)
+
+
+def nodes_about(mean: Any, root: Any, away: Any = None, present: Any = None, few: Any = False) -> Nodes:
     """The nodes about given means (L, s), with roots C of covariances as `moments` gives them, (L, t).
 
-    There are fewer where the largest departure from a Gaussian, `skewed`, is small, and fewest from the slight ones on
-    where only terms of higher order will be made of them (`few`); None: never fewer.
+    There are fewer where departures from a Gaussian, `away` (L,), are small in the groups that are `present`, and
+    fewest from the slight ones on where only terms of higher order will be made of them (`few`); None: never fewer.
     """
-    s = mean.shape[1]
-    conditions = [] if skewed is None else [(skewed <= SLIGHT, _FEWER_KNOWN)]
-    if skewed is not None:
-        conditions.append(((skewed <= HARDLY_ANY) | (few & (skewed <= SLIGHT)), _FEWEST_KNOWN))
+    s, conditions = mean.shape[1], []
+    if away is not None:
+        most = jnp.where(few, SLIGHT, HARDLY_ANY)
+        conditions = [
+            (typical(away, present, _BY_FIVE) <= SLIGHT, _FEWER_KNOWN),
+            (typical(away, present, _BY_THREE) <= most, _FEWEST_KNOWN),
+        ]
     x, log_w, used = _chosen_rule(s, *conditions)
     entries = root_entries(root, s)
     log_volume = 0.5 * s * np.log(2.0) + sum(jnp.log(entries[i, i]) for i in range(s))

@@ -287,4 +287,6 @@ class Marginal:
         mean, root, mean_slope, root_slope, skewed, few = jnp.split(flat[:, p:], parts, axis=1)
         mean = mean + jnp.sum(jnp.reshape(mean_slope, (-1, s, p)) * delta[:, None], axis=2)
         root = root + jnp.sum(jnp.reshape(root_slope, (-1, t, p)) * delta[:, None], axis=2)
-        return nodes_about(mean, root, jnp.max(skewed) if groups.may_be_gaussian else None, jnp.all(few > 0))
+        if not groups.may_be_gaussian:
+            return nodes_about(mean, root)
+        return nodes_about(mean, root, skewed[:, 0], groups.present, jnp.all(few > 0))
