@@ -9,6 +9,7 @@ from scipy.linalg.lapack import dtrtri  # pyright: ignore[reportAttributeAccessI
 
 from epvi.gaussian.eigen import eigen_of, units_of
 from epvi.gaussian.packing import Directions, Numbers, Packed, Packing, Rows, Vectors
+from epvi.gaussian.powers import Powers
 
 # Least absolute eigenvalue of a curvature scaled to a unit diagonal, relative to the largest; smaller ones are raised
 # to it. Judgement: rounding in float64 leaves eigenvalues uncertain by some multiple of 2e-16 of the largest.
@@ -22,6 +23,9 @@ _MOST_GROWTH = 14.0
 # Up to this many dimensions a triangular matrix is inverted for what a triangular solve would do, because OpenBLAS
 # starts threads for every solve, however small: beside busy workers that takes 10 ms instead of 0.1. Judgement.
 _FEW = 128
+# From so many matrices on, of up to so many dimensions, squared distances are computed together. Judgement: otherwise
+# making the products of coordinates takes longer than they save.
+_SEVERAL, _SMALL = 4, 32
 
 
 class Matrices(Packing):
@@ -104,6 +108,16 @@ class Matrices(Packing):
 
     def whiten(self, root: Packed, x: Rows) -> Rows:
         return x @ root
+
+    def squares(self, roots: Packed, means: np.ndarray, x: Rows) -> np.ndarray:
+        (count, d), n = means.shape, len(x)
+        if count < _SEVERAL or d > _SMALL or n < count * d:
+            return super().squares(roots, means, x)
+        # Coordinates in which no precision is far above 1, so that squares lose few digits.
+        average = self.root(np.mean(self.precision(roots), axis=0))
+        inner = lower_solved(average, roots.swapaxes(0, 1).reshape(d, -1)).reshape(d, count, d).swapaxes(0, 1)
+        white = Powers.of((x - means[0]) @ average)
+        return np.maximum(white.squares(self.precision(inner), (means - means[0]) @ average), 0.0)
 
     def unwhiten(self, root: Packed, z: Rows) -> Rows:
         return z @ _inverted(root) if len(root) <= _FEW else solve_triangular(root, z.T, lower=True, trans=1).T

@@ -133,6 +133,11 @@ class Packing(abc.ABC):
     def whiten(self, root: Packed, x: Rows) -> Rows:
         """Lᵀ x for every row and one root."""
 
+    def squares(self, roots: Packed, means: Float[np.ndarray, "K d"], x: Rows) -> Float[np.ndarray, "n K"]:
+        """(x − μ_k)ᵀ Λ_k (x − μ_k) for every row and every root."""
+        each = (self.whiten(root, x - mean) for root, mean in zip(roots, means, strict=True))
+        return np.stack([np.sum(z**2, axis=1) for z in each], axis=1)
+
     @abc.abstractmethod
     def unwhiten(self, root: Packed, z: Rows) -> Rows:
         """L⁻ᵀ z for every row and one root: standard normal rows become rows with covariance Λ⁻¹."""

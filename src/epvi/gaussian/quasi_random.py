@@ -66,12 +66,9 @@ def draw(mixture: GaussianMixture, u: Float[np.ndarray, "n e"]) -> Float[np.ndar
 def log_components(mixture: GaussianMixture, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
     """Log w_k + log N(θ | μ_k, Λ_k⁻¹) at every point, for every k."""
     d, packing = mixture.dim, mixture.structure.packing
-    made = []
-    parts = zip(*map(np.asarray, (mixture.log_weights, mixture.means, mixture.roots)), strict=True)
-    for log_weight, mean, root in parts:
-        squares = np.sum(packing.whiten(root, theta - mean) ** 2, axis=1)
-        made.append(log_weight + packing.half_log_det(root, d) - 0.5 * squares - 0.5 * d * LOG_2PI)
-    return np.stack(made, axis=1)
+    log_weights, means, roots = map(np.asarray, (mixture.log_weights, mixture.means, mixture.roots))
+    heights = log_weights + packing.half_log_det(roots, d) - 0.5 * d * LOG_2PI
+    return heights - 0.5 * packing.squares(roots, means, theta)
 
 
 def log_density(mixture: GaussianMixture, theta: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:

@@ -13,6 +13,7 @@ from scipy.special import logsumexp
 
 import epvi
 from epvi.gaussian.mixture import GaussianMixture
+from epvi.gaussian.powers import Powers
 from epvi.gaussian.quasi_random import draw, log_density, uniform_points
 from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.refine.scale_mixture import _AT_FIRST, _SCALES, _Fitted, _fitted, _step, scale_mixture
@@ -29,7 +30,7 @@ def test_one_step_is_that_of_expectation_maximisation():
     theta, weights = rng.normal(size=(40, 2)), rng.dirichlet(np.ones(40))
     covariances = np.stack([np.eye(2), [[0.5, 0.2], [0.2, 0.7]]])
     found = _Fitted(rng.normal(size=(2, 2)), covariances, rng.dirichlet(np.ones(6)).reshape(2, 3), -np.inf)
-    made = _step(theta, weights, 0.3, found)
+    made = _step(Powers.of(theta), weights, 0.3, found)
     shares = np.zeros((40, 2, 3))
     for n in range(40):
         for k in range(2):
@@ -57,7 +58,7 @@ def test_steps_never_lower_the_likelihood():
     found = _Fitted(theta[[0, 300]], np.tile(np.eye(2), (2, 1, 1)), np.tile(_AT_FIRST / 2, (2, 1)), -np.inf)
     values = []
     for _ in range(15):
-        found = _step(theta, weights, 0.0, found)
+        found = _step(Powers.of(theta), weights, 0.0, found)
         values.append(found.log_likelihood)
     assert np.all(np.diff(values) > -1e-12)
     assert _fitted(theta, weights, 2, 400.0, rng).log_likelihood > values[1]

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy.special import logsumexp
 
 from epvi.gaussian.mixture import LOG_2PI, GaussianMixture
+from epvi.gaussian.powers import Powers
 from epvi.gaussian.structures import Full
 
 # Scales of a component, as factors of its sds. Judgement: a Student-t of five degrees of freedom is close to a mixture
@@ -69,8 +69,9 @@ def _fitted(theta: np.ndarray, weights: np.ndarray, size: int, effective: float,
     d = theta.shape[1]
     covariances = np.tile(_shape(size, d), (size, 1, 1))
     found = _Fitted(_spread_out(theta, weights, size, rng), covariances, np.tile(_AT_FIRST / size, (size, 1)), -np.inf)
+    powers = Powers.of(theta)
     for _ in range(_MOST_STEPS):
-        before, found = found.log_likelihood, _step(theta, weights, _SHRUNK * d / effective, found)
+        before, found = found.log_likelihood, _step(powers, weights, _SHRUNK * d / effective, found)
         if found.log_likelihood - before < _SETTLED:
             break
     return found
@@ -92,27 +93,24 @@ def _spread_out(theta: np.ndarray, weights: np.ndarray, size: int, rng: np.rando
     return theta[chosen]
 
 
-def _step(theta: np.ndarray, weights: np.ndarray, pull: float, found: _Fitted) -> _Fitted:
+def _step(powers: Powers, weights: np.ndarray, pull: float, found: _Fitted) -> _Fitted:
     """One step of expectation-maximisation; its log likelihood is that before the step.
 
     `pull` is the weight of the covariance of all draws in those of the components.
     """
-    (n, d), size = theta.shape, len(found.means)
-    roots = np.linalg.cholesky(found.covariances)
-    away = theta - found.means[:, None]
-    squares = np.sum(np.linalg.solve(roots, np.swapaxes(away, 1, 2)) ** 2, axis=1)
-    log_dets = np.sum(np.log(np.diagonal(roots, axis1=1, axis2=2)), axis=1)
+    size, d = found.means.shape
+    log_dets = 0.5 * np.linalg.slogdet(found.covariances)[1]
     heights = np.log(found.weights) - log_dets[:, None] - d * (np.log(_SCALES) + 0.5 * LOG_2PI)
+    squares = powers.squares(np.linalg.inv(found.covariances), found.means).T
     logs = heights[..., None] - 0.5 * squares[:, None] / _SCALES[:, None] ** 2
-    total = np.asarray(logsumexp(logs.reshape(-1, n), axis=0))
-    shares = np.exp(logs - total) * weights
+    highest = np.max(logs, axis=(0, 1))
+    shares = np.exp(logs - highest)
+    total = np.sum(shares, axis=(0, 1))
+    shares *= weights / total
     masses = np.sum(shares, axis=2) + 1e-300
-    near = np.einsum("kcn,c->kn", shares, _SCALES**-2.0)
-    means = near @ theta / (np.sum(near, axis=1, keepdims=True) + 1e-300)
-    away = theta - means[:, None]
-    inside = np.einsum("kn,kni,knj->kij", near, away, away, optimize=True) + pull * _shape(size, d)
-    covariances = inside / (np.sum(masses, axis=1)[:, None, None] + pull)
-    return _Fitted(means, covariances, masses / np.sum(masses), float(weights @ total))
+    means, inside = powers.moments(np.einsum("kcn,c->kn", shares, _SCALES**-2.0))
+    covariances = (inside + pull * _shape(size, d)) / (np.sum(masses, axis=1)[:, None, None] + pull)
+    return _Fitted(means, covariances, masses / np.sum(masses), float(weights @ (highest + np.log(total))))
 
 
 def _as_mixture(found: _Fitted, mean: np.ndarray, root: np.ndarray) -> GaussianMixture:

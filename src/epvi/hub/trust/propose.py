@@ -102,7 +102,10 @@ def _proposed(posterior: Approximation, asked: Asked) -> Proposal:
     modes = q if posterior.step is not None and not past else one_per_mode(_whole(posterior))
     shards = aligned(posterior.space, [fit.mixture for fit in posterior.fits if fit.stands_alone])
     stray = stray_modes(shards, modes)
-    source = _source(q, stray, asked.num_draws, adapted=past > 0)
+    # What is around the heaviest draws is searched only: its weights are no certificate.
+    searches = posterior.step is not None and posterior.step.around > 0
+    usual = _source(q, stray, asked.num_draws, adapted=past > 0)
+    source = Source(((asked.num_draws, q),)) if searches else usual
     # Each adaptive round has points of its own: a mixture that was fitted to draws looks good on them.
     words = (*request_words(asked.key, RequestStream.DRAWS), *([past] if past else []))
     points = uniform_points(asked.num_draws, q.dim + 1, words)
