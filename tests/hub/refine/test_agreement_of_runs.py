@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from numpyro.distributions import constraints
 
 from epvi.gaussian.mixture import Estimate, GaussianMixture
 from epvi.gaussian.quasi_random import draw, log_density, uniform_points
@@ -18,8 +19,11 @@ from epvi.hub.trust.certify import Certificate
 from epvi.hub.trust.importance import weigh
 from epvi.hub.trust.propose import Proposal, _source
 from epvi.hub.trust.reasons import Fault, Reason, Verdict
+from epvi.parameters.space import Parameter, Space
 
 NUM_DRAWS = 2048
+# The parameters are all of θ as it is.
+REAL = SimpleNamespace(exchangeable=(), parameters=())
 
 
 def gaussian(mean, sds):
@@ -33,7 +37,7 @@ class Some:
     product: ProductMixture
     step: object = None
     certificate: Certificate | None = None
-    space: object = dataclasses.field(default_factory=lambda: SimpleNamespace(exchangeable=()))
+    space: object = dataclasses.field(default_factory=lambda: REAL)
     fits: tuple = (None,)
 
     @property
@@ -111,15 +115,33 @@ def test_runs_agree_if_their_weighted_draws_do():
     near, far = gaussian([0.3, 0.0], [1.2, 1.0]), gaussian([-0.2, 0.2], [0.9, 1.4])
     (answered, first), (_, second) = (scored(some(q), standard_normal) for q in (near, far))
     pool = ScoredDraws(answered.proposal.theta, answered.log_p, (answered.proposal.source,))
-    assert disagreement((near, first), (far, second), pool) is None
+    assert disagreement((near, first), (far, second), pool, REAL) is None
     shifted = scored(some(far), lambda theta: standard_normal(theta - 0.3))[1]
-    assert "runs of adaptive rounds differ by 0.3" in disagreement((near, first), (far, shifted), pool)
+    assert "runs of adaptive rounds differ by 0.3" in disagreement((near, first), (far, shifted), pool, REAL)
     larger = scored(some(far), lambda theta: standard_normal(theta / 1.3))[1]
-    assert "in an sd" in disagreement((near, first), (far, larger), pool)
+    assert "in an sd" in disagreement((near, first), (far, larger), pool, REAL)
     heavier = dataclasses.replace(second, log_evidence=Estimate(second.log_evidence.value + 0.3, np.asarray(0.01)))
-    assert "evidence" in disagreement((near, first), (far, heavier), pool)
+    assert "evidence" in disagreement((near, first), (far, heavier), pool, REAL)
     elsewhere = dataclasses.replace(pool, theta=pool.theta + 0.3)
-    assert "all draws together" in disagreement((near, first), (far, second), elsewhere)
+    assert "all draws together" in disagreement((near, first), (far, second), elsewhere, REAL)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_scales_are_compared_as_they_are_told():
+    """Of log s, a fifth of the mass is far on the left, in one run or not: s itself hardly differs."""
+
+    def scored_of_log(log_p):
+        return scored(some(gaussian([0.0], [1.5])), log_p)
+
+    def with_left_tail(theta, share):
+        x = theta[:, 0]
+        return np.logaddexp(-8 * x**2, np.log(share) - 2 * (x + 4) ** 2)
+
+    (answered, one), (_, other) = (scored_of_log(lambda t, w=w: with_left_tail(t, w)) for w in (2e-3, 6e-3))
+    pool = ScoredDraws(answered.proposal.theta, answered.log_p, (answered.proposal.source,))
+    q = gaussian([0.0], [1.5])
+    assert "in an sd" in disagreement((q, one), (q, other), pool, REAL)
+    assert disagreement((q, one), (q, other), pool, Space((Parameter("s", (), constraints.positive),))) is None
 
 
 @pytest.mark.usefixtures("untyped")

@@ -26,8 +26,8 @@ from epvi.hub.trust.reasons import Fault, Reason, Verdict, told
 from epvi.hub.trust.verdict import FEW_PARAMETERS
 from epvi.parameters.one_labelling import OneLabelling
 
-# Posteriors whose weights have this efficiency need no adaptive rounds, and those with trust and this one no more.
-# Judgement: as much as a mixture fitted to some thousand draws can have.
+# Posteriors whose weights have this efficiency need no adaptive rounds, or no more. Judgement: as much as a mixture
+# fitted to some thousand draws can have.
 _EFFICIENT = 0.9
 # A run ends when a round gains nothing over the best, from so many on (with the one before them), later if the best is
 # below this efficiency; all runs end after so many. Judgement: the first rounds find where the posterior is, and may be
@@ -96,7 +96,7 @@ def continued(posterior: Posterior, answered: Answered, certificate: Certificate
         return _second(best, found, step)
     assert step.pool is not None
     first, pool = step.first, step.first.pool.joined(step.pool)
-    apart = disagreement((first.mixture, first.certificate), (best.mixture, found), pool)
+    apart = disagreement((first.mixture, first.certificate), (best.mixture, found), pool, posterior.space)
     if apart is None:
         best, found = _better_of(first, best, found)
         adapted = 0 if best.step is None else best.step.adapted
@@ -108,8 +108,7 @@ def _settled(certificate: Certificate, *, second: bool, in_vain: bool) -> bool:
     """Whether a run has ended, from the certificate of its best round: a second one only has to confirm the first."""
     if certificate.verdict == Verdict.NOT:
         return False
-    good = certificate.verdict == Verdict.TRUST and certificate.efficiency >= _EFFICIENT
-    return in_vain or good or (second and certificate.efficiency >= _HALF)
+    return in_vain or certificate.efficiency >= (_HALF if second else _EFFICIENT)
 
 
 def _around(posterior: Posterior, step: Step, run: Run, count: int) -> Posterior:
@@ -137,7 +136,7 @@ def _looked_around(posterior: Posterior, step: Step, answered: Answered) -> Post
         return _around(posterior, step, run, step.around + 1)
     best = _with(posterior, run.mixture, run.adapted)
     assert best.step is not None
-    apart = missed((run.mixture, run.certificate), run.pool)
+    apart = missed((run.mixture, run.certificate), run.pool, posterior.space)
     if apart is None:
         return _ended(best, run.certificate)
     doubted = _doubted(run.certificate, apart)

@@ -2,6 +2,9 @@
 
 Even weights show that a mixture is right wherever it has draws. Where it has none, as along the arms of a thin, curved
 ridge that rounds creep along, weights show nothing. A second run begins with a wide Gaussian and comes from outside.
+
+Parameters with a support, such as scales, are compared as they are told: the sd of the logarithm of a scale that may be
+zero hangs on its left tail, where few draws are, and whose scales hardly differ.
 """
 
 from typing import NamedTuple
@@ -13,6 +16,7 @@ from scipy.special import softmax
 from epvi.gaussian.mixture import GaussianMixture
 from epvi.hub.refine.pool import ScoredDraws
 from epvi.hub.trust.certify import Certificate
+from epvi.parameters.space import Space
 
 # Means (in sds), sds (relative) and log evidences (in nats) may differ by this and two standard errors. Judgement: as
 # far as weights may move them for "trust".
@@ -23,7 +27,11 @@ _NATS, _WIDEST = 6.0, 3.0
 
 
 class _Found(NamedTuple):
-    """Corrected means and sds of one run, with standard errors; those of sds are relative."""
+    """Corrected means and sds of one run, with standard errors; those of sds are relative.
+
+    First those of all coordinates of θ, where sds of parameters with a support have an infinite standard error; then
+    those of the values of these parameters.
+    """
 
     mean: Float[np.ndarray, " d"]
     sd: Float[np.ndarray, " d"]
@@ -32,13 +40,16 @@ class _Found(NamedTuple):
 
 
 def disagreement(
-    a: tuple[GaussianMixture, Certificate], b: tuple[GaussianMixture, Certificate], pool: ScoredDraws
+    a: tuple[GaussianMixture, Certificate],
+    b: tuple[GaussianMixture, Certificate],
+    pool: ScoredDraws,
+    space: Space,
 ) -> str | None:
     """In what two posteriors differ from each other or from all scored draws, as a clause; None if they agree.
 
     The pool holds what single rounds have found farther out, and their mixtures have lost again.
     """
-    one, other, whole = _found(*a), _found(*b), _found_in(pool)
+    one, other, whole = _found(*a, space), _found(*b, space), _found_in(pool, space)
     pairs = [("two runs of adaptive rounds", one, other)]
     pairs += [("a run of adaptive rounds and all draws together", each, whole) for each in (one, other)]
     apart = next((said for said in (_apart(*pair) for pair in pairs) if said is not None), None)
@@ -53,9 +64,10 @@ def disagreement(
     return None
 
 
-def missed(a: tuple[GaussianMixture, Certificate], pool: ScoredDraws) -> str | None:
+def missed(a: tuple[GaussianMixture, Certificate], pool: ScoredDraws, space: Space) -> str | None:
     """In what a posterior differs from all draws, with those around the heaviest ones, as a clause; None in nothing."""
-    return _apart("a run of adaptive rounds and draws around its heaviest ones", _found(*a), _found_in(pool))
+    found = _found(*a, space), _found_in(pool, space)
+    return _apart("a run of adaptive rounds and draws around its heaviest ones", *found)
 
 
 def wide(certificate: Certificate) -> GaussianMixture:
@@ -80,22 +92,42 @@ def _apart(who: str, these: _Found, those: _Found) -> str | None:
     return None
 
 
-def _found(mixture: GaussianMixture, certificate: Certificate) -> _Found:
-    """From the control variates of `importance`: E_q h + Σ (w − v) h."""
+def _found(mixture: GaussianMixture, certificate: Certificate, space: Space) -> _Found:
+    """Of θ from the control variates of `importance`: E_q h + Σ (w − v) h."""
     centre, unit = np.asarray(mixture.mean()), np.asarray(mixture.sd())
     z, difference = (certificate.theta - centre) / unit, certificate.weights - certificate.own
     shift = difference @ z
     variance = np.maximum(1 + difference @ z**2 - shift**2, 1e-12)
     mean_error = np.sqrt(difference**2 @ (z - shift) ** 2)
     variance_error = np.sqrt(difference**2 @ ((z - shift) ** 2 - variance) ** 2)
-    sd = np.sqrt(variance)
-    return _Found(centre + unit * shift, unit * sd, unit * mean_error, variance_error / (2 * variance))
+    found = _Found(centre + unit * shift, unit * np.sqrt(variance), unit * mean_error, variance_error / (2 * variance))
+    return _with_values(found, certificate.theta, certificate.weights, space)
 
 
-def _found_in(pool: ScoredDraws) -> _Found:
+def _found_in(pool: ScoredDraws, space: Space) -> _Found:
     weights = softmax(pool.log_weights())
-    mean = weights @ pool.theta
-    away = pool.theta - mean
-    variance = weights @ away**2
+    return _with_values(_weighted(pool.theta, weights), pool.theta, weights, space)
+
+
+def _with_values(
+    found: _Found, theta: Float[np.ndarray, "n d"], weights: Float[np.ndarray, " n"], space: Space
+) -> _Found:
+    """With the values of parameters that have a support."""
+    names = [parameter.name for parameter in space.parameters if not parameter.is_real]
+    if not names:
+        return found
+    sd_error = found.sd_error.copy()
+    for name in names:
+        sd_error[space.slices[name]] = np.inf
+    values = space.constrain(theta)
+    of_values = _weighted(np.concatenate([values[name].reshape(len(theta), -1) for name in names], axis=1), weights)
+    together = (np.concatenate(pair) for pair in zip(found._replace(sd_error=sd_error), of_values, strict=True))
+    return _Found(*together)
+
+
+def _weighted(x: Float[np.ndarray, "n p"], weights: Float[np.ndarray, " n"]) -> _Found:
+    mean = weights @ x
+    away = x - mean
+    variance = np.maximum(weights @ away**2, 1e-300)
     variance_error = np.sqrt(weights**2 @ (away**2 - variance) ** 2)
     return _Found(mean, np.sqrt(variance), np.sqrt(weights**2 @ away**2), variance_error / (2 * variance))

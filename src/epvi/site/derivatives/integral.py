@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.custom_batching
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,6 +26,9 @@ from epvi.site.derivatives.group_modes import GroupModes, Joint, cholesky, modes
 # Nodes per coordinate, by the number s of effects of a level: 9, 49 and 125 nodes, and fewer where the effects of the
 # groups are slightly or hardly skewed. Judgement: the tests compare with fine quadrature.
 _NODES, _FEWER_NODES, _FEWEST_NODES = {1: 9, 2: 7, 3: 5}, {1: 7, 2: 6, 3: 4}, {1: 5, 2: 4, 3: 3}
+# Nodes where effects are exactly Gaussian, as those of normal rows: second derivatives of the integral, which are means
+# of polynomials of degree 4, are exact by three.
+_EXACT_NODES = {1: 3, 2: 3, 3: 3}
 # The same about known moments: these integrals serve for what Taylor expansions of the same integrals leave over, and
 # errors that both have cancel. Judgement.
 _FEWER_KNOWN, _FEWEST_KNOWN = {1: 5, 2: 4, 3: 3}, {1: 3, 2: 3, 3: 3}
@@ -32,6 +36,8 @@ _FEWER_KNOWN, _FEWEST_KNOWN = {1: 5, 2: 4, 3: 3}, {1: 3, 2: 3, 3: 3}
 # integral of a group is then off by at most 3e-5 with 7 nodes, and by 6e-5 with 5; errors of 10,000 groups like that
 # move a mean by some thousandths of an sd.
 SLIGHT, HARDLY_ANY = 0.3, 0.15
+# And as none at all. Judgement: errors grow with its square.
+_NONE = 1e-3
 # Powers of the departure with which errors by 7, 5 and 3 nodes grow: n nodes are exact for polynomials of degree
 # 2n − 1, and the first term of higher degree is of this order in a skewness γ, whose own term is of degree 3.
 _BY_SEVEN, _BY_FIVE, _BY_THREE = 6, 4, 2
@@ -90,8 +96,9 @@ def nodes_of(joint: Joint, prior: Joint, start: Any, present: Any = None) -> Nod
     if present is None or s > MOST_ON_A_GRID:
         return _about(found, *_rule(s, _NODES.get(s, _DRAWS)), None)
     away = _departure(joint, found)
-    slight, hardly = (typical(away, present, power) for power in (_BY_SEVEN, _BY_FIVE))
-    return _about(found, *_chosen_rule(s, (slight <= SLIGHT, _FEWER_NODES), (hardly <= HARDLY_ANY, _FEWEST_NODES)))
+    slight, hardly, none = (typical(away, present, power) for power in (_BY_SEVEN, _BY_FIVE, _BY_THREE))
+    fewer = (slight <= SLIGHT, _FEWER_NODES), (hardly <= HARDLY_ANY, _FEWEST_NODES), (none <= _NONE, _EXACT_NODES)
+    return _about(found, *_chosen_rule(s, *fewer))
 
 
 def finer_nodes_of(joint: Joint, prior: Joint, start: Any) -> Nodes:
@@ -133,10 +140,22 @@ def departure(shape: Any) -> Any:
 def typical(away: Any, present: Any, power: int) -> Any:
     """The departure that would give the same sum of errors in all present groups: a mean of powers.
 
-    Errors of a sum over groups count together, so that one group among many does not take nodes for all.
+    Errors of a sum over groups count together, so that one group among many does not take nodes for all. It is the
+    largest at all points that are evaluated together, so that nodes that none of them needs are left out.
     """
-    errors = jnp.where(present, away, 0.0) ** power
-    return (jnp.sum(errors) / jnp.maximum(jnp.sum(present), 1)) ** (1 / power)
+    errors = jax.lax.stop_gradient(jnp.where(present, away, 0.0)) ** power
+    return _largest((jnp.sum(errors) / jnp.maximum(jnp.sum(present), 1)) ** (1 / power))
+
+
+@jax.custom_batching.custom_vmap
+def _largest(x: Any) -> Any:
+    """x itself, or the largest of those that are computed together."""
+    return x
+
+
+@_largest.def_vmap
+def _largest_of_all(_: int, in_batched: Any, x: Any) -> tuple[Any, bool]:
+    return (jnp.max(x, axis=0) if in_batched[0] else x), False
 
 
 def nodes_about(mean: Any, root: Any, away: Any = None, present: Any = None, few: Any = False) -> Nodes:
