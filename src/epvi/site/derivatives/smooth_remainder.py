@@ -24,8 +24,8 @@ from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.derivatives.subposteriors import Subposteriors
 from epvi.site.derivatives.windows import Windows
 
-# Most parameters. Judgement: of 16 parameters, 33 Hessians with 136 entries are computed.
-_MOST_PARAMETERS = 16
+# Most parameters. Judgement: of 32 parameters, 65 Hessians with 528 entries are computed.
+_MOST_PARAMETERS = 32
 # Draws at which the error is measured, and in rounds with fewer draws, which a last one follows. Judgement: the root
 # mean square of 8 errors is known to a quarter.
 _MEASURED, _MEASURED_BEFORE = 8, 4
