@@ -8,7 +8,7 @@ from epvi.gaussian.structures import WHOLE
 
 
 @pytest.mark.parametrize("d", [1, 3, 20, 40])
-@pytest.mark.parametrize("thin", [1.0, 1e-4])
+@pytest.mark.parametrize("thin", [1.0, 1e-4, 1e-9])
 def test_squared_distances_are_those_of_one_mean_at_a_time(d, thin):
     rng = np.random.default_rng(d)
     shapes = rng.normal(size=(6, d, d)) / np.sqrt(d) + np.eye(d)

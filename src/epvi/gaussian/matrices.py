@@ -113,8 +113,8 @@ class Matrices(Packing):
         (count, d), n = means.shape, len(x)
         if count < _SEVERAL or d > _SMALL or n < count * d:
             return super().squares(roots, means, x)
-        # Coordinates in which no precision is far above 1, so that squares lose few digits.
-        average = self.root(np.mean(self.precision(roots), axis=0))
+        # Coordinates in which the average precision is 1, so that squares lose few digits; without squaring roots.
+        average = np.linalg.qr(np.concatenate(roots.swapaxes(1, 2)) / np.sqrt(count), mode="r").T
         inner = lower_solved(average, roots.swapaxes(0, 1).reshape(d, -1)).reshape(d, count, d).swapaxes(0, 1)
         white = Powers.of((x - means[0]) @ average)
         return np.maximum(white.squares(self.precision(inner), (means - means[0]) @ average), 0.0)
