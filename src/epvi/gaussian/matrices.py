@@ -1,6 +1,7 @@
 """Full symmetric matrices in NumPy, packed as they are."""
 
 import functools
+from typing import cast
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -114,7 +115,8 @@ class Matrices(Packing):
         if count < _SEVERAL or d > _SMALL or n < count * d:
             return super().squares(roots, means, x)
         # Coordinates in which the average precision is 1, so that squares lose few digits; without squaring roots.
-        average = np.linalg.qr(np.concatenate(roots.swapaxes(1, 2)) / np.sqrt(count), mode="r").T
+        stacked = np.concatenate(roots.swapaxes(1, 2)) / np.sqrt(count)
+        average = np.transpose(cast(np.ndarray, np.linalg.qr(stacked, mode="r")))
         inner = lower_solved(average, roots.swapaxes(0, 1).reshape(d, -1)).reshape(d, count, d).swapaxes(0, 1)
         white = Powers.of((x - means[0]) @ average)
         return np.maximum(white.squares(self.precision(inner), (means - means[0]) @ average), 0.0)
