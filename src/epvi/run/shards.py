@@ -44,6 +44,7 @@ from epvi.run.worker import (
 )
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
+from epvi.site.tasks.fingerprint import hash_rows
 from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.answer import Scores
 from epvi.wire.effect_answer import LevelMoments
@@ -313,7 +314,10 @@ def _already(
     if work is None:
         return {}
     work.tidy()
-    found = {part.shard: work.fit_of(part, plan, lambda part=part: _taken(columns, split, part)) for part in parts}
+    found = {
+        part.shard: work.fit_of(part, plan, lambda part=part: hash_rows(_taken(columns, split, part), plan.hash_key))
+        for part in parts
+    }
     return {shard: fit for shard, fit in found.items() if fit is not None}
 
 

@@ -16,8 +16,6 @@ from typing import Any
 from epvi.files import load
 from epvi.ground.atomic import is_abandoned, owner
 from epvi.ground.errors import EpviError
-from epvi.site.rows.columns import Columns
-from epvi.site.tasks.fingerprint import hash_rows
 from epvi.site.tasks.fit_shard import FitPlan
 from epvi.wire.envelope import UnusableFileError
 from epvi.wire.shard_fit import Part, Provenance, ShardFit, describe_provenance
@@ -55,8 +53,8 @@ class WorkFolder:
         width = len(str(part.num_shards))
         return self.path / f"shard-{part.shard:0{width}d}-of-{part.num_shards}.epvi"
 
-    def fit_of(self, part: Part, plan: FitPlan, columns: Callable[[], Columns]) -> ShardFit | None:
-        """The shard's fit if its file exists; refused if it is from another run, or of other rows than `columns()`."""
+    def fit_of(self, part: Part, plan: FitPlan, rows: Callable[[], str]) -> ShardFit | None:
+        """The shard's fit if its file exists; refused if its run, or the hash of its rows, is another."""
         file = self.file(part)
         if not file.exists():
             return None
@@ -64,7 +62,7 @@ class WorkFolder:
             found = load(file)
         except UnusableFileError as error:
             raise EpviError(f"{error.what}: remove it and run again.") from error
-        expected = dataclasses.replace(plan.provenance(), rows=hash_rows(columns(), plan.hash_key))
+        expected = dataclasses.replace(plan.provenance(), rows=rows())
         if not isinstance(found, ShardFit) or (found.shard, found.prior) != (part.shard, part.prior):
             raise EpviError(f"{file} is not shard {part.label} of this run: {_REMEDY}")
         other = _other(found.made_of, expected)
