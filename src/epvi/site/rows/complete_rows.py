@@ -18,6 +18,10 @@ from epvi.site.rows.locate import few, unknown_column
 from epvi.site.rows.numerals import TextProfile
 
 
+class ZeroRowsError(EpviError):
+    """A source without rows, or without rows that are complete."""
+
+
 @dataclasses.dataclass(frozen=True)
 class AskedColumns:
     """Which source columns to read, and how to convert them."""
@@ -125,9 +129,11 @@ class CompleteRows:
     def _refuse_none(self, kept_rows: int) -> None:
         said = self.parts[0].said
         if not kept_rows and self.dropped:
-            raise EpviError(f"no row of {said} is left: all {self.dropped:,} lack a value in a column that is used.")
+            raise ZeroRowsError(
+                f"no row of {said} is left: all {self.dropped:,} lack a value in a column that is used."
+            )
         if not kept_rows:
-            raise EpviError(f"{said} has zero rows: it needs at least one.")
+            raise ZeroRowsError(f"{said} has zero rows: it needs at least one.")
 
 
 def open_columns(parts: list[TablePart], wanted: list[str], coded: Mapping[str, Mapping[Any, int]]) -> CompleteRows:

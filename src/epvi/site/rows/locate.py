@@ -28,11 +28,7 @@ def is_path(source: Any) -> bool:
 def open_source(source: Any) -> list[TablePart]:
     """Open the parts of a source; columns are read later, by `TablePart.read`."""
     if is_path(source):
-        paths = [path for one in (source if isinstance(source, list | tuple) else [source]) for path in _found(one)]
-        twice = first_duplicate(paths)
-        if twice is not None:
-            raise EpviError(f"file {str(twice)!r} is named twice: its rows would count twice.")
-        return open_files(paths)
+        return open_files(files_of(source))
     if hasattr(source, "__arrow_c_stream__"):
         return [_open_frame(source)]
     columns = raw_columns(source)
@@ -41,6 +37,15 @@ def open_source(source: Any) -> list[TablePart]:
         return read_held({name: as_cells(name, columns[name]) for name in wanted})
 
     return [TablePart("", tuple(columns), read)]
+
+
+def files_of(source: Any) -> list[Path]:
+    """The files of a path, a glob, or a list of them, in order."""
+    paths = [path for one in (source if isinstance(source, list | tuple) else [source]) for path in _found(one)]
+    twice = first_duplicate(paths)
+    if twice is not None:
+        raise EpviError(f"file {str(twice)!r} is named twice: its rows would count twice.")
+    return paths
 
 
 def _found(path: Any) -> list[Path]:
