@@ -40,6 +40,8 @@ class ExpansionsCache:
     # The points of earlier rounds, where there is no file: what is not known of them is computed again, so that answers
     # do not depend on which process gave the earlier ones.
     earlier: Sequence[Float[np.ndarray, " d"]] = ()
+    # Expansions that were computed before, by the bytes of their points: they are taken where they would be computed.
+    computed: Mapping[bytes, Taylors] = dataclasses.field(default_factory=dict)
 
     def about(self, each: Subposteriors, point: Float[np.ndarray, " d"], near: float = NEAR) -> Taylors:
         """The expansions of all shards about a point, or known ones at a squared distance of at most `near` from it."""
@@ -53,8 +55,10 @@ class ExpansionsCache:
         for one in self.known:
             if _distance(summed(one), point - one.centre[0]) <= near:
                 return one
-        centres = np.tile(point, (each.num_shards, 1))
-        made = Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
+        made = self.computed.get(point.tobytes())
+        if made is None:
+            centres = np.tile(point, (each.num_shards, 1))
+            made = Taylors(centres, *each.second_order(centres, np.arange(each.num_shards)))
         self.known.append(made)
         self._write()
         return made
