@@ -173,6 +173,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "engines":
+        return importlib.import_module("epvi.engines")
     if name not in _ROOM_OF:
         raise AttributeError(f"module 'epvi' has no attribute {name!r}")
     value = getattr(importlib.import_module(_ROOM_OF[name]), name)

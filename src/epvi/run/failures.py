@@ -3,6 +3,7 @@
 import enum
 from concurrent.futures import BrokenExecutor
 
+from epvi.engines.performing import WorkerLostError
 from epvi.engines.process import WorkerDied
 from epvi.ground.errors import EpviError
 from epvi.wire.shard_fit import Part, ShardFit
@@ -41,7 +42,7 @@ def explained(
     error = failed[first]
     others = f" So it was with {len(failed) - 1} more." if len(failed) > 1 else ""
     shard = f"shard {parts[first].label}"
-    if isinstance(error, WorkerDied):
+    if isinstance(error, WorkerDied | WorkerLostError):
         said = (
             f"{shard} lost its worker process twice while it was {work.done} ({error}): it was killed, or ran out of"
             " memory. Take more shards or fewer workers (executor=1)."

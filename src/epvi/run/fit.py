@@ -16,19 +16,18 @@ from typing import Any
 import jax
 import numpy as np
 
+from epvi.engines.engine import Engine
 from epvi.engines.kept_programs import kept_programs
+from epvi.fragments.pieces import engine_for
 from epvi.gaussian import quasi_random
 from epvi.ground.errors import EpviError
-from epvi.ground.log import logger
-from epvi.ground.printable import shown
 from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.ground.verb import verb
-from epvi.hub.posterior.multiplied import multiplied
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
-from epvi.hub.trust.certify import warn_of
 from epvi.run.chains import AllRows, checked
-from epvi.run.failures import ShardError, kept_in
+from epvi.run.combining import combined, kept_in_errors, log_end
+from epvi.run.fit_placed import PlacedFit
 from epvi.run.grouping import declared, grouped
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
@@ -67,6 +66,7 @@ def fit(
     refine: int | None = None,
     fallback: NUTS | None = None,
     executor: Executor | int | None = None,
+    engine: Engine | None = None,
     work: str | os.PathLike | None = None,
     seed: Seed = 0,
     progress: bool | None = None,
@@ -82,15 +82,19 @@ def fit(
     further ones gain little. If the posterior still cannot be trusted then, `fallback=epvi.NUTS()` samples it from all
     rows by NumPyro's NUTS, with a verdict of its own.
     `executor` is any `concurrent.futures.Executor`, or a number of processes of epvi's own pool (by default one per
-    core). The same seed gives the same result for any number of workers. `work` is a folder to which each shard's fit
-    is written as soon as it is finished: an interrupted run that is started again fits only the missing shards.
-    `progress` shows a progress bar (by default only on a terminal).
+    core). The same seed gives the same result for any number of workers. With an `engine` (`epvi.engines.Dask(client)`,
+    `epvi.engines.Local()`) rows stay where they are: `rows` is files that all workers can read, or the engine's own
+    data frame, which brings its engine. Each file or partition is a shard then, unless `shards` or `by` groups them.
+    `work` is a folder to which each shard's fit is written as soon as it is finished: an interrupted run that is
+    started again fits only the missing shards. `progress` shows a progress bar (by default only on a terminal).
     """
     start = time.perf_counter()
     model, inference, key = as_model(model), as_inference(inference), as_key(seed)
-    if executor is not None and not isinstance(executor, Executor | int):
-        raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
-    rounds = Rounds.of(certify, refine)
+    rounds, kept = Rounds.of(certify, refine), WorkFolder(Path(work)) if work else None
+    where = engine_for(rows, engine)
+    _refuse_executor(executor, fallback, where)
+    if where is not None:
+        return PlacedFit(shards, by, inference, product, rounds, kept, seed, progress).run(model, rows, where)
     fallback = checked(fallback, rounds.certify)
     if not isinstance(executor, Executor):
         # The workers start while rows are read, and the model is checked and traced, here.
@@ -112,23 +116,36 @@ def fit(
     job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any or integrated is not None)
     with (
         ShardProgress(split.num_shards, progress) as bar,
-        shards_of(job, columns, split, executor, bar, WorkFolder(Path(work)) if work else None) as sites,
+        shards_of(job, columns, split, executor, bar, kept) as sites,
     ):
-        posterior = _combined(_fitted(sites, rounds), product, seed, bar)
-        try:
+        posterior = combined(_fitted(sites, rounds), product, seed, bar)
+        with kept_in_errors(posterior.fits):
             posterior = run_rounds(posterior, sites.answer, rounds, key)
-        except ShardError:
-            raise
-        except EpviError as error:
-            # The error keeps the fits, so that epvi.combine can still multiply them.
-            raise ShardError(f"{error}{kept_in(posterior.fits)}", posterior.fits) from error
         if integrated is not None:
             posterior = integrated.put_back(posterior, sites, key)
         everything = (job, columns) if groups is not None else (_job_of_all(whole, plan), table.columns)
         posterior = AllRows(*everything, executor, bar).answer(posterior, fallback, key)
         bar.say("done")
-        _log_end(posterior, time.perf_counter() - start)
+        log_end(posterior, time.perf_counter() - start)
         return posterior
+
+
+def _refuse_executor(executor: Any, fallback: Any, engine: Engine | None) -> None:
+    """Refuse what is no executor, and what does not go with an engine."""
+    if engine is not None and executor is not None:
+        raise EpviError("there is an engine and an executor: leave executor out, the engine has workers of its own.")
+    if engine is not None and fallback is not None:
+        raise EpviError(
+            "fallback samples from all rows in one place, and an engine leaves them where they are: leave it out."
+        )
+    if executor is None or isinstance(executor, Executor | int):
+        return
+    if type(executor).__module__.partition(".")[0] == "distributed":
+        raise EpviError(
+            f"executor is a Dask {type(executor).__name__}: pass engine=epvi.engines.Dask(client) for rows in files or"
+            " in a Dask data frame, or executor=client.get_executor() for rows in this process."
+        )
+    raise EpviError(f"executor is {executor!r}: pass a concurrent.futures.Executor or a number of processes.")
 
 
 def _prepared(model: Model, table: Table) -> tuple[bytes, Programs, Provenance]:
@@ -160,30 +177,11 @@ def _affordable_block(inference: Inference, programs: Programs, columns: Columns
     return block_size(programs, columns, split.largest, inference.points_at_once)
 
 
-def _log_end(posterior: Posterior, seconds: float) -> None:
-    if posterior.certificate is not None:
-        logger.info("verdict: %s", posterior.certificate.text)
-        warn_of(posterior.certificate.agreement)
-    logger.info("fitted %s in %.2f s", shown(posterior.stands_for), seconds)
-
-
 def _fitted(sites: RunningShards, rounds: Rounds) -> list[ShardFit]:
     """The fits of all shards; meanwhile, what further rounds need is imported."""
     if rounds.any:
         quasi_random.get_ready()
     return sites.fit()
-
-
-def _combined(fits: list[ShardFit], product: Product | None, seed: Seed, bar: ShardProgress) -> Posterior:
-    bad = [fit for fit in fits if not fit.can_be_multiplied]
-    if bad:
-        good = tuple(fit for fit in fits if fit.can_be_multiplied)
-        others = f" So it was with {len(bad) - 1} more." if len(bad) > 1 else ""
-        raise ShardError(f"shard {bad[0].label} did not end well: {bad[0].status}{others}{kept_in(good)}", good)
-    bar.say("multiplying")
-    made = Posterior(*multiplied(fits, product, seed))
-    logger.info("multiplied %d fits: %s", len(fits), shown(made.status.text))
-    return made
 
 
 def _split(

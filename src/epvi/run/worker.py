@@ -50,6 +50,7 @@ class Job:
         passes: memory-mapped file of one int32 per shard in which passes are counted for the progress bar, or None.
         token: identifies the call.
         keeps: whether the shards will score draws later, so that workers keep rows that they were sent.
+        owned: whether its tasks run in epvi's own workers, although they count no passes.
     """
 
     model: bytes
@@ -57,6 +58,7 @@ class Job:
     passes: Path | None
     token: str = ""
     keeps: bool = False
+    owned: bool = False
 
     @property
     def in_own_worker(self) -> bool:
@@ -64,7 +66,7 @@ class Job:
 
         Only they count passes in a file.
         """
-        return self.passes is not None
+        return self.owned or self.passes is not None
 
     def unpacked(self) -> Model:
         """The model."""
@@ -90,7 +92,7 @@ def run_shard(job: Job, part: Part, rows: MappedRows | HeldRows, tried: bool = F
     count = _Passes(job.passes, [part])
     report = functools.partial(count, np.zeros(1, int))
     report(0)
-    with _at_work(job, "the fit"):
+    with task_context(job, "the fit"):
         programs = programs_of(job.unpacked(), columns)
         return fit_columns(programs, columns, part, job.plan, report, tried=tried)
 
@@ -105,7 +107,7 @@ def run_batch(
     if job.keeps:
         _keep_all(job, parts, rows)
     columns, sizes = _joined(rows)
-    with _at_work(job, "the fit"):
+    with task_context(job, "the fit"):
         programs = programs_of(job.unpacked(), columns)
         try:
             size = block_size(programs, columns, sum(sizes), 1)
@@ -165,7 +167,7 @@ def answer_shard(job: Job, part: Part, rows: MappedRows | HeldRows | None, quest
     columns = rows.columns()
     plan = job.plan
     points = plan.inference.points_at_once
-    with _at_work(job, "the scores"):
+    with task_context(job, "the scores"):
         programs = programs_of(job.unpacked(), columns)
         made_of = plan.provenance()
         asking = Asking(plan.rows_per_block, made_of, scoring.exact, points, checked=True, share=share, memory=memory)
@@ -187,7 +189,7 @@ def answer_batch(
     known = ExpansionsCache(file, earlier=question.earlier)
     columns, sizes = _joined(rows)
     plan = job.plan
-    with _at_work(job, "the scores"):
+    with task_context(job, "the scores"):
         programs = programs_of(job.unpacked(), columns)
         points, exact = plan.inference.points_at_once, question.scoring.exact
         asking = Asking(plan.rows_per_block, plan.provenance(), exact, points, checked=True, share=question.share)
@@ -208,7 +210,7 @@ def effects_of(
     if rows is None:
         return NoRows()
     columns, _ = _joined(rows)
-    with _at_work(job, "the group effects"):
+    with task_context(job, "the group effects"):
         return effects_given(programs_of(job.unpacked(), columns).target, columns, phi, empty, among)
 
 
@@ -220,7 +222,7 @@ def chain_of(job: Job, rows: MappedRows | HeldRows, start: Start, nuts: NUTS) ->
         if job.passes is not None:
             np.load(job.passes, mmap_mode="r+")[0] = steps
 
-    with _at_work(job, "the chain"):
+    with task_context(job, "the chain"):
         return run_chain(programs_of(job.unpacked(), columns).target, columns, start, nuts, report)
 
 
@@ -232,7 +234,7 @@ _MOST_OF_ONE_MODEL = 2 * MOST
 
 
 @contextlib.contextmanager
-def _at_work(job: Job, what: str) -> Iterator[None]:
+def task_context(job: Job, what: str) -> Iterator[None]:
     """The context of a shard's task; compiled functions of earlier calls are freed when a new call begins."""
     global _last_token, _last_model
     if job.token != _last_token:

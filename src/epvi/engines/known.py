@@ -1,0 +1,36 @@
+"""The engines that epvi brings, by name, and which of them holds a source of rows; imported when asked for."""
+
+import importlib
+from typing import Any
+
+from epvi.engines.engine import Engine
+from epvi.ground.errors import EpviError
+
+# The module of each engine.
+_ENGINES = {"Local": "epvi.engines.local_engine", "Dask": "epvi.engines.dask"}
+# The engine of a source, by the package of its class.
+_HOLDERS = {"dask": "Dask", "dask_expr": "Dask"}
+
+
+def names() -> list[str]:
+    """The names of all engines."""
+    return list(_ENGINES)
+
+
+def engine_class(name: str) -> Any:
+    """The class of an engine."""
+    return getattr(importlib.import_module(_ENGINES[name]), name)
+
+
+def holder_of(source: Any) -> Engine | None:
+    """The engine that holds a source of rows, such as a Dask data frame; None for files and rows in memory."""
+    name = _HOLDERS.get(type(source).__module__.partition(".")[0])
+    return None if name is None else engine_class(name)()
+
+
+def checked(engine: Any) -> Engine:
+    """The argument of `epvi.fit`."""
+    if isinstance(engine, type) or not isinstance(engine, Engine):
+        listed = " or ".join(f"epvi.engines.{name}(...)" for name in _ENGINES)
+        raise EpviError(f"engine is {engine!r}: pass {listed}.")
+    return engine
