@@ -1,0 +1,71 @@
+"""Engines that something happens to, and workers that are killed in the middle of their work."""
+
+import functools
+import os
+import signal
+import time
+
+from epvi.run import placed_shards
+from epvi.run.placed_tasks import answer_placed, fit_batch
+
+
+class Meddling:
+    """An engine to which something happens before it is asked to do a kind of work for the n-th time."""
+
+    def __init__(self, engine, name, happens, time=1):
+        self.engine, self.name, self.happens, self.left = engine, name, happens, time
+        self.asked = []
+        self.said, self.owns_workers = engine.said, engine.owns_workers
+        self.partitions, self.place, self.release = engine.partitions, engine.place, engine.release
+
+    def map(self, task, handles, *, each, name):
+        self.asked.append(name)
+        self.left -= name == self.name
+        if name == self.name and self.left == 0:
+            self.happens()
+        return self.engine.map(task, handles, each=each, name=name)
+
+
+class Interrupted:
+    """An engine whose caller is interrupted when the first result of a kind of work has come."""
+
+    def __init__(self, engine, name):
+        self.engine, self.name = engine, name
+        self.said, self.owns_workers = engine.said, engine.owns_workers
+        self.partitions, self.place, self.release = engine.partitions, engine.place, engine.release
+
+    def map(self, task, handles, *, each, name):
+        results = self.engine.map(task, handles, each=each, name=name)
+        try:
+            for result in results:
+                if name == self.name:
+                    raise KeyboardInterrupt
+                yield result
+        finally:
+            results.close()
+
+
+def make_deadly(monkeypatch, folder, name, times=1):
+    """Have the worker that fits or scores the second shard be killed in the middle of it, so many times."""
+    real = {"fit_batch": fit_batch, "answer_placed": answer_placed}[name]
+    monkeypatch.setattr(placed_shards, name, functools.partial(_deadly, real, str(folder), times))
+
+
+def make_slow(monkeypatch, seconds):
+    """Have the fit of the second shard take so much longer."""
+    monkeypatch.setattr(placed_shards, "fit_batch", functools.partial(_slow, seconds))
+
+
+def _deadly(real, folder, times, shared, rows, batch):
+    made = real(shared, rows, batch)
+    marks = os.listdir(folder)
+    if any(part.shard == 2 for part in batch.parts) and len(marks) < times:
+        open(os.path.join(folder, f"{len(marks)}"), "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made
+
+
+def _slow(seconds, job, rows, batch):
+    if any(part.shard == 2 for part in batch.parts):
+        time.sleep(seconds)
+    return fit_batch(job, rows, batch)
