@@ -10,20 +10,22 @@ from epvi.run.placed_tasks import answer_placed, fit_batch
 
 
 class Meddling:
-    """An engine to which something happens before it is asked to do a kind of work for the n-th time."""
+    """An engine to which something happens before it is asked to do a kind of work for the first time, or after it."""
 
-    def __init__(self, engine, name, happens, time=1):
-        self.engine, self.name, self.happens, self.left = engine, name, happens, time
+    def __init__(self, engine, name, before=None, after=None):
+        self.engine, self.name, self.before, self.after = engine, name, before, after
         self.asked = []
         self.said, self.owns_workers = engine.said, engine.owns_workers
         self.partitions, self.place, self.release = engine.partitions, engine.place, engine.release
 
     def map(self, task, handles, *, each, name):
+        is_first = name == self.name and name not in self.asked
         self.asked.append(name)
-        self.left -= name == self.name
-        if name == self.name and self.left == 0:
-            self.happens()
-        return self.engine.map(task, handles, each=each, name=name)
+        if is_first and self.before is not None:
+            self.before()
+        yield from self.engine.map(task, handles, each=each, name=name)
+        if is_first and self.after is not None:
+            self.after()
 
 
 class Interrupted:

@@ -32,7 +32,7 @@ def own_workers():
 def dask_cluster():
     distributed = pytest.importorskip("distributed", reason="Dask is not installed")
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster,
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50) as cluster,
         distributed.Client(cluster) as client,
     ):
         yield epvi.engines.Dask(client)
@@ -98,7 +98,7 @@ def test_rows_and_answers_are_those_of_rows_in_memory(engine, rows, expected):
 def test_a_work_folder_is_gone_on_with_on_another_engine(engine, rows, expected, tmp_path):
     fitted(rows, epvi.engines.Local(1), work=tmp_path)
     (tmp_path / "shard-3-of-4.epvi").unlink()
-    seen = Meddling(engine, "", None)
+    seen = Meddling(engine, "")
     assert same(fitted(rows, seen, work=tmp_path), expected)
     assert seen.asked.count("fit") == 2  # The rows of what is there are hashed first.
     other = described(rows.source, limits={"label": (-50, 50)})
@@ -147,7 +147,7 @@ def test_shards_by_a_column_that_fragments_already_separate(engine, tmp_path):
     ],
 )
 def test_fragments_that_differ_are_refused_before_anything_is_fitted(engine, tmp_path, changed, said):
-    seen = Meddling(engine, "", None)
+    seen = Meddling(engine, "")
     with pytest.raises(epvi.EpviError, match=said):
         fitted(written(tmp_path, **changed), seen)
     assert seen.asked == ["look"]
@@ -169,13 +169,13 @@ def test_a_fragment_that_changes_after_it_was_looked_at_is_refused(engine, tmp_p
         "there is no file" if how == "deleted" else r"fragment 3 of 4 \(.*\) has other rows than when it was first read"
     )
     with pytest.raises(epvi.EpviError, match=said):
-        fitted(rows, Meddling(engine, "settle", happens))
+        fitted(rows, Meddling(engine, "look", after=happens))
 
 
 def test_a_fragment_with_its_rows_in_another_order_is_the_same(engine, tmp_path):
     rows, file = written(tmp_path), tmp_path / "part-2.parquet"
     turned = parquet.read_table(file).take(list(range(19, -1, -1)))
-    made = fitted(rows, Meddling(engine, "settle", lambda: parquet.write_table(turned, file)))
+    made = fitted(rows, Meddling(engine, "look", after=lambda: parquet.write_table(turned, file)))
     np.testing.assert_allclose(made.mixture.mean(), fitted(rows, engine).mixture.mean(), atol=1e-6)
 
 

@@ -5,7 +5,6 @@ ones are merged: fragments are taken in their order until they have `LEAST_ROWS`
 """
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 from pathlib import PurePath
 
@@ -82,18 +81,14 @@ def _grouped(fragments: Sequence[Fragment], shards: int) -> list[list[Fragment]]
         )
     sizes = np.array([one.num_rows for one in fragments])
     middle = np.cumsum(sizes) - 0.5 * sizes
-    run = (middle * shards / np.sum(sizes)).astype(int)
-    # Each run gets a fragment, and no more are left than fragments.
-    for i, most in enumerate(range(shards - len(fragments), shards)):
-        before = run[i - 1] if i else -1
-        run[i] = min(max(run[i], most, before), before + 1)
-    groups = [[one for _, one in some] for _, some in itertools.groupby(zip(run, fragments, strict=True), _first)]
-    assert len(groups) == shards
+    wanted = (middle * shards / np.sum(sizes)).astype(int).tolist()
+    groups: list[list[Fragment]] = []
+    for i, (fragment, run) in enumerate(zip(fragments, wanted, strict=True)):
+        # Each shard gets a fragment, and none is left without.
+        if not groups or run >= len(groups) or shards - len(groups) >= len(fragments) - i:
+            groups.append([])
+        groups[-1].append(fragment)
     return groups
-
-
-def _first(pair: tuple[int, Fragment]) -> int:
-    return pair[0]
 
 
 def _files(group: Sequence[Fragment]) -> str:
