@@ -18,7 +18,6 @@ import epvi
 from epvi.engines import local as pool
 from epvi.models import logistic
 from epvi.run.row_files import write_rows
-from epvi.run.sent_model import packed
 from epvi.run.worker import Job, run_shard
 from epvi.site.derivatives.expansion import Around
 from epvi.site.derivatives.passes import programs_of
@@ -29,6 +28,7 @@ from epvi.site.rows.table import Table
 from epvi.site.tasks import fit_shard as site_shard
 from epvi.site.tasks.fit_shard import FitPlan
 from epvi.site.tasks.prepared import provenance
+from epvi.site.tasks.sent_model import packed
 from epvi.wire.shard_fit import Part
 
 # A shard's stages in the order in which they are shown.

@@ -5,8 +5,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.special import logsumexp
 
+from epvi.engines.engine import Engine
+from epvi.fragments.pieces import engine_for
+from epvi.fragments.predicting import DrawsOfFit, draws_placed, log_densities_placed
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import PredictionStream, Seed, as_key
 from epvi.ground.validation import at_least
@@ -19,8 +21,10 @@ from epvi.site.rows.levels import Undeclared
 from epvi.site.rows.rows import with_constants
 from epvi.site.rows.table import Table
 from epvi.site.tasks.fit_shard import as_model
-from epvi.site.tasks.predictive import RowSites, drawn, log_likelihoods, num_rows, row_sites, same_coding, same_space
+from epvi.site.tasks.predictive import drawn, log_mean_densities, num_rows, same_coding, same_space
+from epvi.site.tasks.sent_model import packed
 from epvi.site.tasks.site_effects import DrawsForRows, declared_groups, draws_for, site_rows
+from epvi.site.tasks.sites_of_rows import check_parameters, sites_of
 
 # How to standardise new rows: the remedy when they would use their own mean and sd.
 _OF_THE_FIT = "pass those that the model was fitted with, standardise={column: (centre, scale)}."
@@ -37,13 +41,20 @@ def log_predictive(
     given: Any = None,
     num_samples: int = 1000,
     seed: Seed = 0,
+    engine: Engine | None = None,
 ) -> float:
     """The held-out log likelihood per row: the mean over rows of log (1/S) Σ_s p(row | θ_s), with S posterior draws.
 
-    `given` are rows of known groups, as in `predict`.
+    `given` are rows of known groups, as in `predict`. With an `engine` rows are in files or partitions, as in
+    `epvi.fit`, and their log likelihoods are computed where they are.
     """
     _check_posterior(posterior)
-    model = as_model(model)
+    model, where = as_model(model), engine_for(rows, engine)
+    if where is not None:
+        _refuse_groups(model, given)
+        theta = posterior.theta(num_samples, seed=seed)
+        drawn_here = DrawsOfFit(packed(model), posterior.space, posterior.fits[0].made_of, theta)
+        return log_densities_placed(where, with_constants(rows, _OF_THE_FIT), drawn_here)
     table = _table(model, posterior, rows, given)
     if model.groups is None:
         columns = table.columns
@@ -54,10 +65,7 @@ def log_predictive(
         made, columns = _of_groups(model, posterior, table, given, num_samples, as_key(seed)), table.columns
         programs = programs_of(made.model, columns)
         theta = programs.target.space.unconstrain(made.values)
-    total = 0.0
-    for logs in log_likelihoods(programs, columns, theta):
-        total += float(np.sum(np.asarray(logsumexp(logs, axis=0)))) - logs.shape[1] * np.log(num_samples)
-    return total / num_rows(columns)
+    return log_mean_densities(programs, columns, theta) / num_rows(columns)
 
 
 @verb("the predicted draws")
@@ -69,27 +77,34 @@ def predict(
     given: Any = None,
     num_samples: int = 1000,
     seed: Seed = 0,
+    engine: Engine | None = None,
 ) -> dict[str, np.ndarray]:
     """Posterior predictive draws of the observed variables, and of `numpyro.deterministic` ones, for given rows.
 
     The rows may lack the observed columns. Every array has shape (num_samples, ...), as from NumPyro's `Predictive`;
     the default is that of `log_predictive`. For a model with `groups=`, `given` are the site's rows of groups that are
     known: their effects are drawn from their posterior, those of all other groups from their distribution given the
-    shared parameters.
+    shared parameters. With an `engine` rows are in files or partitions, as in `epvi.fit`, and are predicted where they
+    are; all draws come back, in the order of the rows.
     """
     _check_posterior(posterior)
-    model = as_model(model)
+    model, where = as_model(model), engine_for(rows, engine)
     if isinstance(model, DensityModel):
         raise EpviError("a model made of log densities cannot draw rows: write it as a NumPyro function to predict.")
+    at_least("num_samples", num_samples, 1)
+    key = as_key(seed)
+    draws_key, rows_key = (jax.random.fold_in(key, one) for one in (PredictionStream.DRAWS, PredictionStream.ROWS))
+    if where is not None:
+        _refuse_groups(model, given)
+        theta = posterior.theta(num_samples, seed=draws_key)
+        drawn_here = DrawsOfFit(packed(model), posterior.space, posterior.fits[0].made_of, theta)
+        return draws_placed(where, with_constants(rows, _OF_THE_FIT), drawn_here, rows_key)
     table = _table(model, posterior, rows, given, optional=model.optional)
     columns = table.columns
     model.columns(list(columns))
     full = model.with_groups(1 if table.groups is None else len(table.groups))
-    sites = _sites(full, table)
-    _check_parameters(posterior, sites)
-    key = as_key(seed)
-    draws_key, rows_key = (jax.random.fold_in(key, one) for one in (PredictionStream.DRAWS, PredictionStream.ROWS))
-    at_least("num_samples", num_samples, 1)
+    sites = sites_of(full, table)
+    check_parameters(posterior.space, sites)
     if model.groups is None:
         draws = posterior.sample(num_samples, seed=draws_key)
     else:
@@ -123,42 +138,12 @@ def _of_groups(
     return draws_for(model, table, known, posterior.space, phi, effects)
 
 
-def _check_parameters(posterior: Posterior, sites: RowSites) -> None:
-    """Refuse a model that lacks parameters of the posterior, or has them in another shape."""
-    strange = [name for name in posterior.space.by_name if name not in sites.latent]
-    if strange:
+def _refuse_groups(model: Model, given: Any) -> None:
+    if model.groups is not None or given is not None:
         raise EpviError(
-            f"the posterior has a parameter {strange[0]!r}, which the model does not have:"
-            " pass the model that the posterior was fitted with."
+            "groups that stay with their rows are predicted where all rows of a group are: leave engine out, or"
+            " leave out groups= and given=."
         )
-    for name, parameter in posterior.space.by_name.items():
-        if sites.latent[name] != parameter.shape:
-            raise EpviError(
-                f"the parameter {name!r} has the shape {parameter.shape} in the posterior and {sites.latent[name]} in"
-                " the model with these rows: pass the columns, and the model, that the posterior was fitted with."
-            )
-
-
-def _sites(model: Model, table: Table) -> RowSites:
-    """The NumPyro sites of the model with all its arguments; an error if a missing one is not an observed column."""
-    given = {**table.columns, **_in_their_place(table)}
-    sites = row_sites(model.function, model.fixed, given)
-    for argument in table.left_out:
-        without = {name: column for name, column in given.items() if name != argument.name}
-        if set(row_sites(model.function, model.fixed, without).observed) == set(sites.observed):
-            raise EpviError(
-                f"the rows have no column {argument.sources[0]!r}, of which {argument.name} is made: only what the"
-                " model observes can be left out."
-            )
-    return sites
-
-
-def _in_their_place(table: Table) -> dict[str, np.ndarray]:
-    """Zeros in place of the arguments that the rows lack, to find out whether the model observes them."""
-    return {
-        argument.name: np.zeros((table.num_rows, len(argument.sources)) if argument.is_matrix else table.num_rows)
-        for argument in table.left_out
-    }
 
 
 def _check_posterior(posterior: Any) -> None:

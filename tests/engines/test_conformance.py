@@ -179,6 +179,27 @@ def test_a_fragment_with_its_rows_in_another_order_is_the_same(engine, tmp_path)
     np.testing.assert_allclose(made.mixture.mean(), fitted(rows, engine).mixture.mean(), atol=1e-6)
 
 
+def test_log_predictive_densities_and_predictions_are_those_of_rows_in_one_place(engine, rows, expected, tmp_path):
+    units = dict(expected.fits[0].made_of.standardised)
+    new = described(written(tmp_path, (15, 0, 25)).source, standardise=units)
+    held = epvi.log_predictive(line, expected, new)
+    np.testing.assert_allclose(epvi.log_predictive(line, expected, new, engine=engine), held, rtol=1e-12)
+    made, own = epvi.predict(line, expected, new, engine=engine), epvi.predict(line, expected, new)
+    assert made.keys() == own.keys()
+    assert made["y"].shape == own["y"].shape == (1000, 40)
+    # The draws of a fragment have random numbers of their own: means over draws are compared, to six standard errors
+    # of their difference.
+    tolerance = 6 * np.sqrt(2 / 1000) * np.std(own["y"], axis=0)
+    assert np.all(np.abs(np.mean(made["y"], axis=0) - np.mean(own["y"], axis=0)) < tolerance)
+    again = epvi.predict(line, expected, new, engine=epvi.engines.Local(1))
+    np.testing.assert_array_equal(made["y"], again["y"])
+    with pytest.raises(epvi.EpviError, match="standardise=True computes constants from these rows alone"):
+        epvi.log_predictive(line, expected, rows, engine=engine)
+    with pytest.raises(epvi.EpviError, match="column 'a' has the constants none, and where the posterior was fitted"):
+        epvi.log_predictive(line, expected, described(rows.source, standardise={}), engine=engine)
+    assert nothing_left(engine)
+
+
 def test_two_fits_at_once_do_not_disturb_each_other(engine, rows, expected):
     made = {}
     threads = [threading.Thread(target=lambda i=i: made.update({i: fitted(rows, engine)})) for i in range(2)]

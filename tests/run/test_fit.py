@@ -20,8 +20,8 @@ import epvi
 from epvi.ground import compiled
 from epvi.ground.status import Status, StatusCode
 from epvi.models import logistic, simulate_logistic
-from epvi.run import sent_model
 from epvi.site.derivatives import subposteriors
+from epvi.site.tasks import sent_model
 
 ROWS, _ = simulate_logistic(600, 3, condition=10.0, seed=0)
 QUICK = epvi.NVI(2, num_starts=4, num_draws=64)

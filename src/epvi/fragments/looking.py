@@ -7,13 +7,12 @@ the fragment, the file and the column; fragments that differ in their columns ar
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from epvi.engines.engine import Engine
-from epvi.engines.performing import packed_each, packed_task, result_of
-from epvi.fragments.reading import Unread, blocks, contents_of, read_piece, unread
+from epvi.fragments.each_fragment import each_fragment
+from epvi.fragments.reading import Unread, blocks, contents_of, read_piece
 from epvi.ground.errors import EpviError
 from epvi.site.rows.complete_rows import ZeroRowsError
 from epvi.site.rows.running_stats import RunningStats
@@ -73,7 +72,7 @@ def look(
     engine: Engine, fragments: Sequence[Fragment], standardise: bool | Mapping[str, tuple[float, float]]
 ) -> Looked:
     """Look at fragments of one piece each; with `standardise=True` units are those of all their rows."""
-    found = _facts(engine, fragments, standardise is True)
+    found: list[Facts | None] = each_fragment(engine, fragments, _look_at, standardise is True, "look")
     there = [(fragment, facts) for fragment, facts in zip(fragments, found, strict=True) if facts is not None]
     if not there:
         raise EpviError(f"none of the {len(fragments):,} fragments has rows: check where they come from.")
@@ -91,28 +90,8 @@ def look(
     )
 
 
-def _facts(engine: Engine, fragments: Sequence[Fragment], with_stats: bool) -> list[Facts | None]:
-    """What is in each fragment; None for one without rows."""
-    handles = engine.place(fragments, unread)
-    found: dict[int, Any] = {}
-    try:
-        each = [packed_each(None)] * len(fragments)
-        for i, made in engine.map(packed_task(_look_at, with_stats), handles, each=each, name="look"):
-            found[i] = result_of(made)
-    finally:
-        engine.release(handles)
-    wrong = sorted(i for i, facts in found.items() if isinstance(facts, Exception))
-    if wrong:
-        first = found[wrong[0]]
-        name = fragments[wrong[0]].pieces[0].said
-        said = first.clause if isinstance(first, EpviError) else f"{name} could not be read: {first}"
-        more = f" So it is with {len(wrong) - 1} more fragments." if len(wrong) > 1 else ""
-        raise EpviError(f"{said}.{more}")
-    return [found[i] for i in range(len(fragments))]
-
-
-def _look_at(with_stats: bool, rows: Unread, each: None) -> Facts | None:
-    """On a worker: what is in a fragment."""
+def _look_at(with_stats: bool, rows: Unread, number: int) -> Facts | None:
+    """On a worker: what is in a fragment; None for one without rows."""
     fragment = rows.fragment
     try:
         table = read_piece(fragment, 0, rows.partitions)

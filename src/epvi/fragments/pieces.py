@@ -3,7 +3,7 @@
 Takes rows as a user describes them, and an engine; gives a recipe for each piece, in order. Nothing is read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from epvi.engines.engine import Engine
@@ -26,13 +26,17 @@ def fragments_of(
     *,
     by: str | None = None,
     optional: Sequence[str] = (),
-    fitted: dict[str, tuple[str, ...]] | None = None,
+    fitted: Mapping[str, tuple[str, ...]] | None = None,
 ) -> list[Fragment]:
-    """A fragment of each piece of the rows; `fitted` are the levels of an earlier fit."""
+    """A fragment of each piece of the rows; `fitted` are the levels of an earlier fit.
+
+    Given units are applied then as rows are read; otherwise only once all fragments were looked at.
+    """
     rows = rows if isinstance(rows, Rows) else Rows(rows)
     in_files = is_path(rows.source)
+    units = {} if fitted is None or isinstance(rows.standardise, bool) else rows.standardise
     description = Description(
-        rows.columns, rows.levels, rows.limits, rows.drop_missing, not in_files, fitted, by, tuple(optional)
+        rows.columns, rows.levels, rows.limits, rows.drop_missing, not in_files, fitted, by, tuple(optional), units
     )
     if in_files:
         paths = files_of(rows.source)

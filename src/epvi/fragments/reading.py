@@ -66,7 +66,14 @@ def read_piece(fragment: Fragment, number: int, partitions: Sequence[Any]) -> Ta
     source = piece.path or partitions[number]
     columns: dict[str, Any] = dict(told.columns)
     try:
-        rows = Rows(source, levels=told.levels, limits=told.limits, drop_missing=told.drop_missing, **columns)
+        rows = Rows(
+            source,
+            standardise=told.units,
+            levels=told.levels,
+            limits=told.limits,
+            drop_missing=told.drop_missing,
+            **columns,
+        )
         undeclared = Undeclared(told.own_levels, told.fitted)
         return rows.read(
             told.by, keep=_is_argument(told.by, told.columns), optional=told.optional, undeclared=undeclared

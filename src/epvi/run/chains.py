@@ -28,7 +28,6 @@ from epvi.parameters.alignment import nearest
 from epvi.parameters.space import Space
 from epvi.run.progress import ShardProgress
 from epvi.run.row_files import MappedRows
-from epvi.run.sent_model import model_of
 from epvi.run.shards import shards_of
 from epvi.run.submitting import abandon, error_of, submit
 from epvi.run.worker import HeldRows, Job, chain_of
@@ -36,6 +35,7 @@ from epvi.site.derivatives.passes import programs_of
 from epvi.site.rows.columns import Columns
 from epvi.site.rows.split import Split
 from epvi.site.tasks.chain import NUTS, ChainDraws, Start, gradient_seconds
+from epvi.site.tasks.sent_model import model_of
 
 # Draws of the posterior by which coordinates are chosen, at most; and points of which a chain starts at the best.
 # Judgement.

@@ -32,7 +32,6 @@ from epvi.run.grouping import declared, grouped
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.run.scoring import Scoring
-from epvi.run.sent_model import model_of, packed
 from epvi.run.shards import RunningShards, shards_of, workers_of
 from epvi.run.work_folder import WorkFolder
 from epvi.run.worker import Job
@@ -48,6 +47,7 @@ from epvi.site.rows.table import Table
 from epvi.site.tasks.chain import NUTS
 from epvi.site.tasks.fit_shard import FitPlan, as_inference, as_model
 from epvi.site.tasks.prepared import settled
+from epvi.site.tasks.sent_model import model_of, packed
 from epvi.wire.shard_fit import Provenance, ShardFit
 
 

@@ -30,13 +30,13 @@ from epvi.run.placed_shards import PlacedShards, placed_shards
 from epvi.run.placed_tasks import SettledModel, Unsettled
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
-from epvi.run.sent_model import packed
 from epvi.run.work_folder import WorkFolder, remove_dead
 from epvi.run.worker import Job
 from epvi.site.fit.inference import Inference
 from epvi.site.model.model import Model
 from epvi.site.rows.rows import Rows
 from epvi.site.tasks.fit_shard import FitPlan
+from epvi.site.tasks.sent_model import packed
 from epvi.wire.shard_fit import Part, Provenance
 
 # What the job has before the model is settled.

@@ -14,7 +14,6 @@ from jaxtyping import Float
 from epvi.fragments.reading import PlacedRows
 from epvi.ground.errors import EpviError
 from epvi.run.scoring import Scoring
-from epvi.run.sent_model import packed
 from epvi.run.worker import Job, task_context
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions import Taylors
@@ -30,6 +29,7 @@ from epvi.site.tasks.fit_shard import fit_columns, fit_regular
 from epvi.site.tasks.prepared import settled
 from epvi.site.tasks.score import answer_columns
 from epvi.site.tasks.score_together import answer_together
+from epvi.site.tasks.sent_model import packed
 from epvi.wire.answer import Scores
 from epvi.wire.fragment import Coding
 from epvi.wire.request import Draws

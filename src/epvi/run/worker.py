@@ -19,7 +19,6 @@ from epvi.ground.errors import EpviError
 from epvi.ground.verb import at_work
 from epvi.run.row_files import MappedRows
 from epvi.run.scoring import Scoring
-from epvi.run.sent_model import model_for
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions_cache import ExpansionsCache
 from epvi.site.derivatives.passes import programs_of
@@ -32,6 +31,7 @@ from epvi.site.tasks.effects import effects_given
 from epvi.site.tasks.fit_shard import FitPlan, fit_columns, fit_regular
 from epvi.site.tasks.score import answer_columns
 from epvi.site.tasks.score_together import answer_together
+from epvi.site.tasks.sent_model import model_for
 from epvi.wire.answer import Scores
 from epvi.wire.effect_answer import LevelMoments
 from epvi.wire.request import Draws

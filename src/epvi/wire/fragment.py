@@ -53,6 +53,7 @@ class Description:
         fitted: the names of levels in an earlier fit, by column; None without one.
         by: a column that is only looked at, with one value in each piece.
         optional: arguments that are left out where no piece has their columns.
+        units: centre and scale of columns that are standardised while they are read.
     """
 
     columns: Mapping[str, str | tuple[str, ...]]
@@ -63,6 +64,7 @@ class Description:
     fitted: Mapping[str, tuple[str, ...]] | None = None
     by: str | None = None
     optional: tuple[str, ...] = ()
+    units: Mapping[str, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

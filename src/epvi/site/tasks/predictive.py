@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float
 from numpyro.infer import Predictive
 from numpyro.primitives import Messenger
+from scipy.special import logsumexp
 
 from epvi.ground.errors import EpviError
 from epvi.ground.float64 import promotion_allowed
@@ -48,6 +49,8 @@ class RowSites(NamedTuple):
     columns: tuple[str, ...]
     # Deterministic sites without a row axis.
     shared: tuple[str, ...]
+    # The row axis of every site that has one.
+    axes: Mapping[str, int]
 
 
 def row_sites(function: Callable, fixed: Mapping[str, Any], columns: Columns) -> RowSites:
@@ -62,6 +65,7 @@ def row_sites(function: Callable, fixed: Mapping[str, Any], columns: Columns) ->
         observed,
         tuple(column for name in observed for column in many[name]["columns"]),
         tuple(name for name, site in many.items() if site["type"] == "deterministic" and name not in axes),
+        axes,
     )
 
 
@@ -78,6 +82,14 @@ def log_likelihoods(
         programs.refuse_indices(block, np.ones(size), first)
         with jax.enable_x64(True):
             yield np.asarray(programs.rows()(jnp.asarray(theta), block))[:, start - first :]
+
+
+def log_mean_densities(programs: Programs, columns: Columns, theta: Float[np.ndarray, "S d"]) -> float:
+    """The sum over rows of the log of the mean density over draws."""
+    total = 0.0
+    for logs in log_likelihoods(programs, columns, theta):
+        total += float(np.sum(np.asarray(logsumexp(logs, axis=0)))) - logs.shape[1] * np.log(len(theta))
+    return total
 
 
 def drawn(

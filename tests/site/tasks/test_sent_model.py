@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import epvi
-from epvi.run.sent_model import StaleModelError, model_for, model_of, packed
+from epvi.site.tasks.sent_model import StaleModelError, model_for, model_of, packed
 
 SOURCE = """
 import numpyro
