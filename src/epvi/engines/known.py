@@ -12,14 +12,19 @@ _ENGINES = {"Local": "epvi.engines.local_engine", "Dask": "epvi.engines.dask"}
 _HOLDERS = {"dask": "Dask", "dask_expr": "Dask"}
 
 
-def names() -> list[str]:
-    """The names of all engines."""
-    return list(_ENGINES)
-
-
 def engine_class(name: str) -> Any:
     """The class of an engine."""
     return getattr(importlib.import_module(_ENGINES[name]), name)
+
+
+def named(text: str) -> Engine:
+    """The engine that a command line names: "local", "local=4" with four workers, or "dask=tcp://host:8786"."""
+    kind, _, where = text.partition("=")
+    if kind == "local" and (not where or (where.isdecimal() and int(where) > 0)):
+        return engine_class("Local")(int(where) if where else None)
+    if kind == "dask" and where:
+        return engine_class("Dask")(where)
+    raise EpviError(f"there is no engine {text!r}: write local, local=4 (workers), or dask=tcp://host:8786.")
 
 
 def holder_of(source: Any) -> Engine | None:

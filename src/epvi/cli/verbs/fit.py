@@ -19,8 +19,9 @@ class SplitOptions:
     by: str | None
     no_shuffle: bool
 
-    def __post_init__(self) -> None:
-        if (self.shards is None) == (self.by is None):
+    def check(self, engine: str | None) -> None:
+        """Refuse options that contradict each other; an engine makes a shard of each file without them."""
+        if (self.shards is None) == (self.by is None) and (engine is None or self.by is not None):
             raise click.UsageError(
                 "Give either --shards 8 or --by COLUMN: how many shards, or which column names them."
             )
@@ -36,6 +37,7 @@ class RunOptions:
     refine: int | None
     fallback: str | None
     workers: int | None
+    engine: str | None
     work: Path | None
     seed: int
 
@@ -71,6 +73,12 @@ class RunOptions:
     ),
     click.option("--workers", type=click.IntRange(1), show_default="one per core", help="Worker processes."),
     click.option(
+        "--engine",
+        metavar="ENGINE",
+        help="Who reads the rows where they are, instead of this process: dask=tcp://host:8786, or local. Each file is"
+        " a shard then, unless --shards or --by groups files.",
+    ),
+    click.option(
         "--work", type=options.PATH, help="A folder that keeps the fits of finished shards; run again to go on."
     ),
     options.seed,
@@ -99,7 +107,9 @@ def fit(
     With --work, the fit of every shard is kept there as soon as it is finished: after a crash or Ctrl-C, run the same
     command again. Only the missing shards are fitted, and the answer is the same.
     """
+    split.check(run.engine)
     described = rows.as_rows()
+    from epvi.engines.known import named
     from epvi.run.fit import fit as run_fit
     from epvi.site.tasks.chain import NUTS
 
@@ -115,6 +125,7 @@ def fit(
         refine=run.refine,
         fallback=None if run.fallback is None else NUTS(),
         executor=run.workers,
+        engine=None if run.engine is None else named(run.engine),
         work=run.work,
         seed=run.seed,
     )
