@@ -23,11 +23,15 @@ def carried(part: bytes) -> bytes:
 
 def load(recipe: bytes, partitions: Sequence[Any]) -> Any:
     """The rows of a fragment."""
+    from epvi.engines.allocation import kept_blocks
     from epvi.engines.performing import failure
 
     try:
         make, fragment = pickle.loads(recipe)
-        return make(fragment, partitions, None)
+        with kept_blocks() as keep_for:
+            rows = make(fragment, partitions, None)
+            keep_for(rows)
+        return rows
     except Exception as error:
         return FailedLoad(failure(error))
 

@@ -34,6 +34,10 @@ class PlacedRows:
     name: str
     columns: Columns
 
+    def __sizeof__(self) -> int:
+        """Bytes with the columns, by which a cluster weighs whether to move them."""
+        return object.__sizeof__(self) + sum(column.nbytes for column in self.columns.values())
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Unread:
