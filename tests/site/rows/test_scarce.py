@@ -37,6 +37,17 @@ def test_counts_rows_in_each_shard() -> None:
         assert np.all(one.places < one.num_rows)
 
 
+def test_a_shard_without_scarce_values_beside_one_that_has_some_is_sampled_uniformly() -> None:
+    y = np.zeros(N)
+    y[:40] = 1.0
+    with_some, without = find_scarce({"y": y}, np.array([0, 2000, N])) or []
+    chosen, rng = np.array([7, 3, 1500]), np.random.default_rng(0)
+    rows, each = without.besides(chosen, rng)
+    assert (len(with_some.places), len(without.places)) == (40, 0)
+    np.testing.assert_array_equal(rows, [3, 7, 1500])
+    np.testing.assert_array_equal(each, [2000 / 3] * 3)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_finds_none_where_no_column_has_scarce_values(share: float) -> None:
     rng = np.random.default_rng(1)

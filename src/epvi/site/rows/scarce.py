@@ -44,6 +44,9 @@ class Scarce(NamedTuple):
         Their indices, increasing, and how many rows each of them represents.
         """
         size = len(chosen)
+        if not len(self.places):
+            # Other shards of its batch have such rows.
+            return np.sort(chosen), np.full(size, self.num_rows / size)
         chances = np.minimum(size * min(_FOR_EACH, _FOR_ALL / max(self.num_columns, 1)) * self.leverage, 1.0)
         rows = np.union1d(chosen, self.places[rng.random(len(chances)) < chances])
         missed = np.full(len(rows), 1 - size / self.num_rows)
