@@ -15,7 +15,7 @@ from typing import Any
 
 # Parameters of mallopt (malloc.h), the variables that set them when a process starts, and glibc's defaults (128 KiB).
 _TRIM, _MAP = (-1, "MALLOC_TRIM_THRESHOLD_"), (-3, "MALLOC_MMAP_THRESHOLD_")
-_DEFAULT = 2**17
+_DEFAULT = 2**17  # 128 KiB
 # Where glibc's adaptation ends on 64 bits: blocks up to 32 MiB are kept, and twice as much free memory.
 _LARGEST = 2**25
 # A finalizer may run while the same thread counts.

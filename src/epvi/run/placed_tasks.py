@@ -114,11 +114,11 @@ def fit_batch(job: Job, rows: PlacedRows, batch: Batch) -> Fitted:
         try:
             size = block_size(programs, columns, sum(batch.sizes), 1)
             Subposterior.of(programs, columns, batch.parts[0].prior, size).refuse_outside()
-        except EpviError:
-            # Each shard alone then says whether its rows are the cause.
+            fits = fit_regular(programs, columns, batch.parts, batch.sizes, job.plan)
+            tried = True
+        except Exception:
+            # Each shard alone then says whether it is the cause.
             tried = False
-        else:
-            tried, fits = True, fit_regular(programs, columns, batch.parts, batch.sizes, job.plan)
         for place, own in _each(columns, batch):
             if fits[place] is None:
                 try:
