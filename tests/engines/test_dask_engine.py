@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from engine_faults import Meddling
-from some_fragments import described, fitted, same, table, written
+from some_fragments import described, fitted, line, same, table, written
 
 import epvi
 from epvi.engines import dask, dask_worker
@@ -104,6 +104,11 @@ def test_categories_of_partitions_are_levels_if_all_have_the_same(client):
 def test_a_client_in_the_place_of_an_executor_is_told_where_it_belongs(client, rows, untyped):
     with pytest.raises(epvi.EpviError, match=r"executor is a Dask Client: pass engine=epvi.engines.Dask\(client\)"):
         fitted(rows, executor=client)
+
+
+def test_what_works_at_one_place_refuses_a_data_frame_of_many(client):
+    with pytest.raises(epvi.EpviError, match="rows is a Dask DataFrame, whose rows are on its cluster"):
+        epvi.fit_shard(line, described(frame_of(), standardise={}), "1/2")
 
 
 def test_what_is_no_client_is_refused(client, untyped):

@@ -27,6 +27,11 @@ def as_columns(rows: Any, what: str = "rows") -> Columns:
 
 def raw_columns(rows: Any, what: str = "rows") -> dict[str, Any]:
     """The columns by name, with unchecked values, of anything that has `keys` and `[]`, such as a data frame."""
+    if hasattr(rows, "to_delayed") and hasattr(rows, "compute"):
+        raise EpviError(
+            f"{what} is a Dask {type(rows).__name__}, whose rows are on its cluster: only epvi.fit, predict and"
+            " log_predictive work there, so pass what its compute() gives, or write it to Parquet."
+        )
     if not hasattr(rows, "keys") and hasattr(rows, "collect"):
         raise EpviError(f"{what} is a {type(rows).__name__}: pass what its collect() gives, or write it to Parquet.")
     if not hasattr(rows, "keys") or not hasattr(rows, "__getitem__"):
