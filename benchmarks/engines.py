@@ -1,6 +1,6 @@
 """What an engine costs: 40 Parquet files that stay where they are, fitted by two workers of each engine.
 
-Run: python benchmarks/engines.py [--rows 4000000] [--engines local,dask] [--folder FOLDER]. The files are made first:
+Run: python benchmarks/engines.py [--rows 4000000] [--engines local,dask,ray] [--folder FOLDER]. Files are made first:
 20 columns of normals and a label. Each engine has a process of its own for the caller, and its cluster in others. Told
 are the seconds of the first fit (with programs that are compiled or read from the cache) and of a later one, the
 caller's peak memory above what it holds before the fit (epvi and the engine imported), and the bytes that it sends.
@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import pickle
 import statistics
 import subprocess
 import sys
@@ -65,6 +66,20 @@ class Sent:
 
         process.send = counted
 
+    def count_calls(self, engine: Any) -> None:
+        """Recipes, tasks and what goes with them, where nothing says what is really sent."""
+        place, run = engine.place, engine.map
+
+        def placed(fragments: Any, load: Any) -> Any:
+            self.num_bytes += sum(len(pickle.dumps(fragment)) for fragment in fragments)
+            return place(fragments, load)
+
+        def mapped(task: bytes, handles: Any, *, each: Any, name: str) -> Any:
+            self.num_bytes += len(task) + sum(map(len, each))
+            return run(task, handles, each=each, name=name)
+
+        engine.place, engine.map = placed, mapped
+
     def count_dask(self) -> None:
         from distributed.comm import tcp
 
@@ -114,7 +129,20 @@ def hold_cluster() -> None:
         sys.stdin.read()
 
 
-ENGINES = {"local": local, "dask": dask}
+@contextlib.contextmanager
+def ray(sent: Sent) -> Iterator[Any]:
+    import ray
+
+    import epvi
+
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    engine = epvi.engines.Ray()
+    sent.count_calls(engine)
+    yield engine
+    ray.shutdown()
+
+
+ENGINES = {"local": local, "dask": dask, "ray": ray}
 
 
 def measure(name: str, folder: Path) -> dict[str, Any]:

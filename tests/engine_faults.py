@@ -1,12 +1,24 @@
 """Engines that something happens to, and workers that are killed in the middle of their work."""
 
 import functools
+import importlib
 import os
 import signal
 import time
 
+import pytest
+
 from epvi.run import placed_shards
 from epvi.run.placed_tasks import answer_placed, fit_batch
+
+
+def partner(name):
+    """A package that an engine needs; the test is skipped without it, or fails where every engine has to be tested."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        said = f"{name} is not installed"
+        pytest.fail(said) if os.environ.get("EPVI_EVERY_ENGINE") else pytest.skip(said)
 
 
 class Meddling:
@@ -71,3 +83,9 @@ def _slow(seconds, job, rows, batch):
     if any(part.shard == 2 for part in batch.parts):
         time.sleep(seconds)
     return fit_batch(job, rows, batch)
+
+
+def process_of(seconds):
+    """The process that runs this, and no other task meanwhile."""
+    time.sleep(seconds)
+    return os.getpid()

@@ -44,7 +44,10 @@ def test_a_dask_cluster_is_named_by_its_address(folder):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--engine", "spork"), "there is no engine 'spork': write local, local=4 (workers), or dask=tcp://host:8786."),
+        (
+            ("--engine", "spork"),
+            "there is no engine 'spork': write local, local=4 (workers), dask=tcp://host:8786, or ray.",
+        ),
         (("--engine", "local=0"), "there is no engine 'local=0'"),
         (("--engine", "dask=nowhere"), "there is no Dask scheduler at 'nowhere'"),
         (("--engine", "local", "--fallback", "nuts"), "fallback samples from all rows in one place"),

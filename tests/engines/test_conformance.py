@@ -4,17 +4,21 @@ Answers are compared with those of one of epvi's own workers, to the last bit.
 """
 
 import contextlib
+import gc
 import glob
 import logging
 import os
 import signal
 import tempfile
 import threading
+import time
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from engine_faults import Interrupted, Meddling, make_deadly, make_slow
+from engine_faults import Interrupted, Meddling, make_deadly, make_slow, partner, process_of
 from some_fragments import QUICK, described, fitted, line, same, table, written
 
 import epvi
@@ -30,7 +34,7 @@ def own_workers():
 
 @contextlib.contextmanager
 def dask_cluster():
-    distributed = pytest.importorskip("distributed", reason="Dask is not installed")
+    distributed = partner("distributed")
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0", silence_logs=50) as cluster,
         distributed.Client(cluster) as client,
@@ -38,7 +42,24 @@ def dask_cluster():
         yield epvi.engines.Dask(client)
 
 
-@pytest.fixture(scope="module", params=[own_workers, pytest.param(dask_cluster, marks=pytest.mark.engines)])
+@contextlib.contextmanager
+def ray_cluster():
+    ray = partner("ray")
+    found = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    with warnings.catch_warnings():
+        # Of settings that its next versions change.
+        warnings.simplefilter("ignore")
+        ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": found})
+    try:
+        yield epvi.engines.Ray()
+    finally:
+        ray.shutdown()
+
+
+CLUSTERS = [pytest.param(made, marks=pytest.mark.engines) for made in (dask_cluster, ray_cluster)]
+
+
+@pytest.fixture(scope="module", params=[own_workers, *CLUSTERS])
 def engine(request):
     with request.param() as made:
         yield made
@@ -58,7 +79,10 @@ def pids(engine):
     """The processes of an engine's workers."""
     if isinstance(engine, epvi.engines.Local):
         return pool.workers(2).pids
-    return list(engine._client.run(os.getpid).values())
+    if isinstance(engine, epvi.engines.Dask):
+        return list(engine._client.run(os.getpid).values())
+    process = engine._ray.remote(process_of)
+    return set(engine._ray.get([process.remote(0.5) for _ in range(2)]))
 
 
 def kill_all(engine):
@@ -70,14 +94,22 @@ def nothing_left(engine):
     """Whether an engine has no rows and no tasks of this process."""
     if isinstance(engine, epvi.engines.Local):
         return not glob.glob(os.path.join(tempfile.gettempdir(), f"epvi-rows-{owner()}-*"))
-    seen = threading.Event()
-    # Dask takes a moment to hear of it.
+    # A cluster takes a moment to hear of it.
     for _ in range(100):
-        left = engine._client.run_on_scheduler(lambda dask_scheduler: [str(key) for key in dask_scheduler.tasks])
-        if not [key for key in left if key.startswith("epvi-")]:
+        if not (tasks_of_dask(engine) if isinstance(engine, epvi.engines.Dask) else objects_of_ray(engine)):
             return True
-        seen.wait(0.1)
+        time.sleep(0.1)
     return False
+
+
+def tasks_of_dask(engine):
+    left = engine._client.run_on_scheduler(lambda dask_scheduler: [str(key) for key in dask_scheduler.tasks])
+    return [key for key in left if key.startswith("epvi-")]
+
+
+def objects_of_ray(engine):
+    gc.collect()
+    return engine._ray._private.worker.global_worker.core_worker.get_all_reference_counts()
 
 
 def test_the_answer_is_that_of_epvis_own_workers_to_the_last_bit(engine, rows, expected):

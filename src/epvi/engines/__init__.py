@@ -6,8 +6,9 @@ if TYPE_CHECKING:
     from epvi.engines.dask import Dask
     from epvi.engines.engine import Engine
     from epvi.engines.local_engine import Local
+    from epvi.engines.ray import Ray
 
-__all__ = ["Dask", "Engine", "Local"]
+__all__ = ["Dask", "Engine", "Local", "Ray"]
 
 
 def __getattr__(name: str) -> Any:

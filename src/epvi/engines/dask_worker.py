@@ -1,19 +1,9 @@
-"""What Dask's workers run. Dask's scheduler reads these names too, so that nothing large is imported at first.
+"""What Dask's workers run. Dask's scheduler reads these names too, so that nothing large is imported at first."""
 
-Takes recipes and tasks as bytes; gives rows, which Dask keeps, and results as bytes.
-"""
-
-import dataclasses
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
-
-@dataclasses.dataclass(frozen=True)
-class FailedLoad:
-    """Why there are no rows, as the result of every task on them."""
-
-    result: bytes
+from epvi.engines.placed_work import done_with, rows_of
 
 
 def carried(part: bytes) -> bytes:
@@ -23,25 +13,11 @@ def carried(part: bytes) -> bytes:
 
 def load(recipe: bytes, partitions: Sequence[Any]) -> Any:
     """The rows of a fragment."""
-    from epvi.engines.allocation import kept_blocks
-    from epvi.engines.performing import failure
-
-    try:
-        make, fragment = pickle.loads(recipe)
-        with kept_blocks() as keep_for:
-            rows = make(fragment, partitions, None)
-            keep_for(rows)
-        return rows
-    except Exception as error:
-        return FailedLoad(failure(error))
+    return rows_of(recipe, partitions)
 
 
 def run(parts: Sequence[bytes], rows: Any, each: bytes) -> bytes:
     """A task on the rows of a fragment."""
     from distributed import get_worker
 
-    from epvi.engines.performing import perform
-
-    if isinstance(rows, FailedLoad):
-        return rows.result
-    return perform(b"".join(parts), rows, each, f"the Dask worker {get_worker().address}")
+    return done_with(b"".join(parts), rows, each, f"the Dask worker {get_worker().address}")

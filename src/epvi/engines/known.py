@@ -7,9 +7,9 @@ from epvi.engines.engine import Engine
 from epvi.ground.errors import EpviError
 
 # The module of each engine.
-_ENGINES = {"Local": "epvi.engines.local_engine", "Dask": "epvi.engines.dask"}
+_ENGINES = {"Local": "epvi.engines.local_engine", "Dask": "epvi.engines.dask", "Ray": "epvi.engines.ray"}
 # The engine of a source, by the package of its class.
-_HOLDERS = {"dask": "Dask", "dask_expr": "Dask"}
+_HOLDERS = {"dask": "Dask", "dask_expr": "Dask", "ray": "Ray"}
 
 
 def engine_class(name: str) -> Any:
@@ -18,13 +18,15 @@ def engine_class(name: str) -> Any:
 
 
 def named(text: str) -> Engine:
-    """The engine that a command line names: "local", "local=4" with four workers, or "dask=tcp://host:8786"."""
+    """The engine that a command line names: "local", "local=4" with four workers, "dask=tcp://host:8786" or "ray"."""
     kind, _, where = text.partition("=")
     if kind == "local" and (not where or (where.isdecimal() and int(where) > 0)):
         return engine_class("Local")(int(where) if where else None)
     if kind == "dask" and where:
         return engine_class("Dask")(where)
-    raise EpviError(f"there is no engine {text!r}: write local, local=4 (workers), or dask=tcp://host:8786.")
+    if text == "ray":
+        return engine_class("Ray")()
+    raise EpviError(f"there is no engine {text!r}: write local, local=4 (workers), dask=tcp://host:8786, or ray.")
 
 
 def holder_of(source: Any) -> Engine | None:

@@ -75,8 +75,8 @@ class RunOptions:
     click.option(
         "--engine",
         metavar="ENGINE",
-        help="Who reads the rows where they are, instead of this process: dask=tcp://host:8786, or local. Each file is"
-        " a shard then, unless --shards or --by groups files.",
+        help="Who reads the rows where they are, instead of this process: dask=tcp://host:8786, ray or local. Each file"
+        " is a shard then, unless --shards or --by groups files.",
     ),
     click.option(
         "--work", type=options.PATH, help="A folder that keeps the fits of finished shards; run again to go on."
