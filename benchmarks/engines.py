@@ -8,6 +8,7 @@ caller's peak memory above what it holds before the fit (epvi and the engine imp
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import pickle
@@ -131,10 +132,9 @@ def hold_cluster() -> None:
 
 @contextlib.contextmanager
 def ray(sent: Sent) -> Iterator[Any]:
-    import ray
-
     import epvi
 
+    ray = importlib.import_module("ray")
     ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     engine = epvi.engines.Ray()
     sent.count_calls(engine)

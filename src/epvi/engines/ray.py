@@ -5,6 +5,7 @@ runs the task again that made what was on it. There are no actors.
 """
 
 import dataclasses
+import importlib
 import pickle
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -115,7 +116,6 @@ class Ray:
 
 def _imported() -> Any:
     try:
-        import ray
+        return importlib.import_module("ray")
     except ImportError:
         raise EpviError("epvi.engines.Ray needs Ray: pip install 'epvi[ray]'.") from None
-    return ray
