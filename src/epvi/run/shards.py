@@ -153,9 +153,17 @@ class RunningShards:
         return [answers[shard] for shard in sorted(answers)]
 
     def effects(
-        self, phi: Float[np.ndarray, "S p"], empty: Int[np.ndarray, " n"], among: Float[np.ndarray, "K p"]
+        self,
+        phi: Float[np.ndarray, "S p"],
+        empty: Int[np.ndarray, " n"],
+        among: Float[np.ndarray, "K p"],
+        *,
+        inner: bool = False,
     ) -> list[LevelMoments]:
-        """Moments of the integrated group effects given each φ, also of levels without rows; audited at `among`."""
+        """Moments of the integrated group effects given each φ, also of levels without rows; audited at `among`.
+
+        Of nested factors those of the larger groups or, with `inner`, of the groups in them, given the others.
+        """
         answers: dict[int, LevelMoments | None] = {}
 
         def keep(group: Group, made: LevelMoments | NoRows) -> list[Group]:
@@ -164,7 +172,7 @@ class RunningShards:
             return []
 
         def task(group: Group, rows: list[MappedRows | HeldRows] | None) -> tuple:
-            return effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0], among
+            return effects_of, self.job, group, rows, phi, empty if group[0].shard == 1 else empty[:0], among, inner
 
         self._asked(Work.EFFECTS, task, keep, answers)
         return [made for _, made in sorted(answers.items()) if made is not None]

@@ -21,6 +21,7 @@ from epvi.run.row_files import MappedRows
 from epvi.run.scoring import Scoring
 from epvi.site.derivatives.expansion_cache import ExpansionCache
 from epvi.site.derivatives.expansions_cache import ExpansionsCache
+from epvi.site.derivatives.nested import inner_columns
 from epvi.site.derivatives.passes import programs_of
 from epvi.site.derivatives.subposterior import Subposterior, block_size
 from epvi.site.model.model import Model
@@ -204,14 +205,22 @@ def effects_of(
     phi: Float[np.ndarray, "S p"],
     empty: Int[np.ndarray, " n"],
     among: Float[np.ndarray, "K p"],
+    inner: bool,
 ) -> LevelMoments | NoRows:
-    """Moments of the group effects of several shards given each φ; with `rows=None`, from rows that were kept."""
+    """Moments of the group effects of several shards given each φ; with `rows=None`, from rows that were kept.
+
+    Of nested factors those of the larger groups or, with `inner`, of the groups in them.
+    """
     rows = _kept(job, parts, rows)
     if rows is None:
         return NoRows()
     columns, _ = _joined(rows)
     with task_context(job, "the group effects"):
-        return effects_given(programs_of(job.unpacked(), columns).target, columns, phi, empty, among)
+        target = programs_of(job.unpacked(), columns).target
+        if inner:
+            assert target.inner is not None
+            target, columns = target.inner, inner_columns(columns)
+        return effects_given(target, columns, phi, empty, among)
 
 
 def chain_of(job: Job, rows: MappedRows | HeldRows, start: Start, nuts: NUTS) -> ChainDraws:

@@ -64,7 +64,7 @@ def audit_of(marginal: Any) -> Callable[..., EffectAudit]:
 
         def judged(own: Any) -> EffectAudit:
             *approximate, few = own
-            groups = Groups(few)
+            groups = marginal.groups(few)
             return jax.lax.map(lambda given: one(given, groups), (phi, *(jnp.moveaxis(x, 0, -2) for x in approximate)))
 
         def if_there(given: Any) -> EffectAudit:

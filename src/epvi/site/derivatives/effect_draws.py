@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from epvi.ground.float64 import promotion_allowed
-from epvi.site.derivatives.groups import Groups
 from epvi.site.derivatives.integral import joint_at, log_integrals, moments, root_entries
 from epvi.site.model.target import Block
 
@@ -38,7 +37,7 @@ def draw_effects(marginal: Any, phi: Any, key: Any, block: Block) -> tuple[Any, 
         return mean, root, jnp.take_along_axis(z, which[None, :, None], axis=0)[0]
 
     with promotion_allowed():
-        groups = Groups(block)
+        groups = marginal.groups(block)
         return jax.lax.map(one, (phi, jax.random.split(key, phi.shape[0])))
 
 
@@ -51,5 +50,5 @@ def integral_errors(marginal: Any, phi: Any, block: Block) -> Any:
         return jnp.sum(jnp.where(groups.present, usual - finer, 0.0))
 
     with promotion_allowed():
-        groups = Groups(block)
+        groups = marginal.groups(block)
         return jax.lax.map(one, phi)

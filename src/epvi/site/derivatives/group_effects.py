@@ -8,6 +8,7 @@ the jaxprs of the two densities, and checked on numbers.
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ _LEAST_LEVELS, _LEAST_VARYING = 20, 3
 _MOST_PER_LEVEL = 3
 # Most other parameters, whose joint distribution is judged by importance weights. Judgement: as many as are fitted by
 # Newton's method.
-_MOST_SHARED = 128
+MOST_SHARED = 128
 # Most other parameters, if varying effects are integrated out though another factor has more effects, with a fixed
 # prior. Judgement: coefficients are nearly Gaussian, and importance weights can judge so many of them.
 _MOST_BESIDE_VARYING = 64
@@ -50,6 +51,8 @@ class FoundEffects:
 
     effects: GroupEffects
     codes: Int[np.ndarray, " N"]
+    # The effects of larger groups in which these groups lie, if these can be integrated out as well.
+    outer: "FoundEffects | None" = None
 
 
 class Gather(NamedTuple):
@@ -98,19 +101,57 @@ class EffectSearch(Held):
         big = any(max(one.flat_shape, default=0) >= _LEAST_VARYING for one in space.parameters)
         if not big or target.log_joint is not None or space.exchangeable or not target.proper:
             return None
-        fixed = None
         with jax.enable_x64(True):
-            for found in self._candidates(rows):
-                if np.any((found.codes < 0) | (found.codes >= found.effects.num_levels)):
-                    continue
-                if found.effects not in self._known:
-                    self._known[found.effects] = _kind(target, found, rows)
-                kind, others = self._known[found.effects], space.dim - found.effects.places(space).size
-                if kind is EffectKind.VARYING and (fixed is None or others <= _MOST_BESIDE_VARYING):
-                    return found
-                if kind is EffectKind.FIXED and found.effects.num_levels >= _LEAST_LEVELS:
-                    fixed = fixed or found
+            usable = [one for one in self._candidates(rows) if self._kind_of(one, rows) is not EffectKind.OTHER]
+            return self._nested(usable) or self._single(usable)
+
+    def _single(self, usable: list[FoundEffects]) -> FoundEffects | None:
+        """The one with most effects, varying ones first."""
+        fixed = None
+        for found in usable:
+            kind, others = self._known[found.effects], self._others(found)
+            if others > MOST_SHARED:
+                continue
+            if kind is EffectKind.VARYING and (fixed is None or others <= _MOST_BESIDE_VARYING):
+                return found
+            if kind is EffectKind.FIXED and found.effects.num_levels >= _LEAST_LEVELS:
+                fixed = fixed or found
         return fixed
+
+    def _nested(self, usable: list[FoundEffects]) -> FoundEffects | None:
+        """Two varying factors with an effect for each level, one of which has its levels in those of the other."""
+        varying = [one for one in usable if self._known[one.effects] is EffectKind.VARYING]
+        simple = [one for one in varying if len(one.effects.names) == 1 and self._size(one) == one.effects.num_levels]
+        for inner, outer in itertools.permutations(simple, 2):
+            others = self._others(inner) - self._size(outer)
+            if 0 < others <= MOST_SHARED and lies_in(inner.codes, outer.codes) and self._apart(inner, outer):
+                return dataclasses.replace(inner, outer=outer)
+        return None
+
+    def _size(self, found: FoundEffects) -> int:
+        return found.effects.places(self.target.space).size
+
+    def _others(self, found: FoundEffects) -> int:
+        return self.target.space.dim - self._size(found)
+
+    def _apart(self, one: FoundEffects, other: FoundEffects) -> bool:
+        """Whether the prior of neither factor's effects depends on the other's."""
+        for mine, others in ((one, other), (other, one)):
+            places = Places(mine.effects.places(self.target.space), self.target.space.dim)
+            theta = jax.ShapeDtypeStruct((places.dim,), np.float64)
+            program = trace_by_level(lambda theta, _: self.target.log_prior(theta), theta, {}, places)
+            assert program is not None, "effects of levels were found in a prior that has none"
+            used = places.shared[program.shared_of_sums]
+            if not program.added or np.any(np.isin(used, others.effects.places(self.target.space))):
+                return False
+        return True
+
+    def _kind_of(self, found: FoundEffects, rows: Mapping[str, np.ndarray]) -> EffectKind:
+        if np.any((found.codes < 0) | (found.codes >= found.effects.num_levels)):
+            return EffectKind.OTHER
+        if found.effects not in self._known:
+            self._known[found.effects] = _kind(self.target, found, rows)
+        return self._known[found.effects]
 
     def _candidates(self, rows: Mapping[str, np.ndarray]) -> list[FoundEffects]:
         """Parameters that rows read by one index only, those with most effects first."""
@@ -128,7 +169,7 @@ class EffectSearch(Held):
             chosen = tuple(p.name for p in space.parameters if p.name in names)
             size = sum(space.by_name[name].size for name in chosen)
             axes = tuple(space.by_name[name].flat_shape.index(levels) for name in chosen)
-            few = size <= _MOST_PER_LEVEL * levels and space.dim - size <= _MOST_SHARED and size < space.dim
+            few = size <= _MOST_PER_LEVEL * levels and size < space.dim
             if few and not elsewhere and codes.ndim == 1:
                 made.append(FoundEffects(GroupEffects(chosen, axes, levels), codes))
         return sorted(made, key=lambda one: -sum(space.by_name[name].size for name in one.effects.names))
@@ -171,6 +212,13 @@ def levels_read(model: Model, target: Target, rows: Mapping[str, np.ndarray]) ->
     """All places where rows read entries of functions of θ by an index, each with the index of every row."""
     with jax.enable_x64(True):
         return _search(model, target, rows).codes(rows)
+
+
+def lies_in(inner: Int[np.ndarray, " N"], outer: Int[np.ndarray, " N"]) -> bool:
+    """Whether all rows of every level of one factor are of one level of the other, which has fewer levels."""
+    pairs = np.unique(inner.astype(np.int64) * (int(np.max(outer)) + 1) + outer)
+    levels = len(np.unique(inner))
+    return len(pairs) == levels > len(np.unique(outer))
 
 
 def _search(model: Model, target: Target, rows: Mapping[str, np.ndarray]) -> EffectSearch:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from epvi.site.model.target import Block
-from epvi.site.rows.bundles import COUNT, LEVELS, LOCAL, PILOT
+from epvi.site.rows.bundles import COUNT, INNER_LEVELS, INNER_LOCAL, LEVELS, LOCAL, PARENT, PILOT
 
 # Places of a bundle from which on it may pay to find out whether effects are nearly Gaussian. Judgement: groups of
 # fewer rows hardly ever have such.
@@ -16,7 +16,10 @@ _SOME_ROWS = 20
 
 def own(block: Mapping[str, Any]) -> dict[str, Any]:
     """The columns of the rows themselves."""
-    return {name: column for name, column in block.items() if name not in (LOCAL, COUNT, LEVELS, PILOT)}
+    return {name: column for name, column in block.items() if name not in _OF_BUNDLES}
+
+
+_OF_BUNDLES = (LOCAL, COUNT, LEVELS, PILOT, INNER_LOCAL, INNER_LEVELS, PARENT)
 
 
 class Groups:

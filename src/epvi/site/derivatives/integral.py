@@ -92,10 +92,15 @@ def nodes_of(joint: Joint, prior: Joint, start: Any, present: Any = None) -> Nod
 
     There are fewer where effects of the groups that are `present` (L,) are nearly Gaussian; None: never fewer.
     """
-    s, found = start.shape[1], modes(joint, prior, start)
+    return nodes_at(joint, modes(joint, prior, start), present)
+
+
+def nodes_at(joint: Joint, found: GroupModes, present: Any = None) -> Nodes:
+    """The same about modes that are known."""
+    s = found.z.shape[1]
     if present is None or s > MOST_ON_A_GRID:
         return _about(found, *_rule(s, _NODES.get(s, _DRAWS)), None)
-    away = _departure(joint, found)
+    away = departure_at(joint, found)
     slight, hardly, none = (typical(away, present, power) for power in (_BY_SEVEN, _BY_FIVE, _BY_THREE))
     fewer = (slight <= SLIGHT, _FEWER_NODES), (hardly <= HARDLY_ANY, _FEWEST_NODES), (none <= _NONE, _EXACT_NODES)
     return _about(found, *_chosen_rule(s, *fewer))
@@ -103,8 +108,13 @@ def nodes_of(joint: Joint, prior: Joint, start: Any, present: Any = None) -> Nod
 
 def finer_nodes_of(joint: Joint, prior: Joint, start: Any) -> Nodes:
     """More nodes than `nodes_of` gives, to tell the error of those."""
-    s = start.shape[1]
-    return _about(modes(joint, prior, start), *_rule(s, _FINER_NODES.get(s, _FINER_DRAWS)), None)
+    return finer_nodes_at(modes(joint, prior, start))
+
+
+def finer_nodes_at(found: GroupModes) -> Nodes:
+    """The same about modes that are known."""
+    s = found.z.shape[1]
+    return _about(found, *_rule(s, _FINER_NODES.get(s, _FINER_DRAWS)), None)
 
 
 def _about(found: GroupModes, x: Any, log_w: Any, used: Any) -> Nodes:
@@ -116,7 +126,7 @@ def _about(found: GroupModes, x: Any, log_w: Any, used: Any) -> Nodes:
     return jax.tree.map(jax.lax.stop_gradient, made)
 
 
-def _departure(joint: Joint, found: GroupModes) -> Any:
+def departure_at(joint: Joint, found: GroupModes) -> Any:
     """How far J is from a quadratic near the mode of each group, as `departure` tells it of moments, (L,).
 
     From J at both sides of the mode along each whitened coordinate: J(±a) = J ± a g − a²/2 ± γ a³/6 + κ a⁴/24, with γ

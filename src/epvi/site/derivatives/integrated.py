@@ -136,10 +136,14 @@ class Marginal:
     def log_likelihood(self, phi: Any, block: Block) -> Any:
         """The log likelihood of each bundle, with the effects of its groups integrated out."""
         with promotion_allowed():
-            groups = Groups(block)
+            groups = self.groups(block)
             joint, nodes = self.at(phi, groups)
             found = jnp.where(groups.present, log_integrals(joint, nodes), 0.0)
             return jnp.sum(jnp.reshape(found, (groups.bundles, groups.width)), axis=1)
+
+    def groups(self, block: Block) -> Groups:
+        """The groups of a block."""
+        return Groups(block)
 
     def at(self, phi: Any, groups: Groups) -> tuple[Joint, Nodes]:
         """The joint density of each group and its effects, and the nodes over these."""
@@ -205,7 +209,7 @@ class Marginal:
         """
 
         def plain(phi: Any, block: Block, shaped: Any) -> tuple[Any, Any]:
-            mean, root, shape, log_integral = self._moments(phi, Groups(block), shaped)
+            mean, root, shape, log_integral = self._moments(phi, self.groups(block), shaped)
             return (mean, root, log_integral), (mean, root, shape)
 
         def conditional(phi: Any, block: Block, shaped: Any) -> tuple[Any, Any]:
@@ -213,7 +217,7 @@ class Marginal:
                 linked = self.links(block)
                 if linked is None:
                     return jax.jacfwd(plain, has_aux=True)(phi, block, shaped)
-                groups = Groups(block)
+                groups = self.groups(block)
                 nodes, logs = self._for_moments(phi, groups, shaped)[:2]
                 weights = jax.nn.softmax(logs, axis=0)
                 away = linked.gradients(phi, groups, nodes)
@@ -231,7 +235,7 @@ class Marginal:
 
         def values(phi: Any, block: Block) -> tuple[Any, ...]:
             with promotion_allowed():
-                groups = Groups(block)
+                groups = self.groups(block)
                 # A divisor of the number of points: the rest would be a second program.
                 at_once = math.gcd(2 ** int(math.log2(max(_ROWS_AT_ONCE // groups.num_rows, 1))), phi.shape[0])
                 return jax.lax.map(lambda one: self._moments(one, groups), phi, batch_size=at_once)

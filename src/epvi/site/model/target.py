@@ -64,6 +64,8 @@ class Target:
     # The function of a block to derivatives of its rows that are computed otherwise than through this target's own
     # linear predictors (see `site/derivatives/through_marginal.py`), if there is any; otherwise None.
     links: Callable[[Block], Any] | None = None
+    # Where two nested factors are integrated out: the target of which only the inner one is; otherwise None.
+    inner: "Target | None" = None
     # Programs compiled by `check`, by the number of rows.
     tries: dict[int, Callable] = dataclasses.field(default_factory=dict, repr=False)
 

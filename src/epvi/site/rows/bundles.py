@@ -6,6 +6,7 @@ Takes the group of every row; gives which rows are in which bundle. A pass over 
 import bisect
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int
@@ -15,6 +16,9 @@ from epvi.site.rows.columns import Columns
 # Columns that bundles have besides those of the rows: the group of each row within its bundle, how many rows there are,
 # and the number of each group among all levels, −1 for none.
 LOCAL, COUNT, LEVELS = "epvi: group of row", "epvi: rows", "epvi: levels"
+# The same of groups that lie in larger ones, which then are the groups of the columns above; and the larger group of
+# each within its bundle.
+INNER_LOCAL, INNER_LEVELS, PARENT = "epvi: inner group of row", "epvi: inner levels", "epvi: group of inner group"
 # A column that is added where integrals over effects are computed near a known point: see
 # `site/derivatives/conditional.py`.
 PILOT = "epvi: pilot"
@@ -34,10 +38,16 @@ class Bundles:
     count: Int[np.ndarray, " B"]
     # The groups of each bundle, −1 for none.
     levels: Int[np.ndarray, "B L"]
+    # Of groups that lie in larger ones, which then are the groups above, the same, and the group of each in its bundle.
+    inner_local: Int[np.ndarray, "B r"] | None = None
+    inner_levels: Int[np.ndarray, "B l"] | None = None
+    parent: Int[np.ndarray, "B l"] | None = None
 
     def columns(self, columns: Columns) -> Columns:
         """The columns of the rows with one entry per bundle, and those that say which row belongs to which group."""
         made = {name: column[self.rows] for name, column in columns.items()}
+        inner = {INNER_LOCAL: self.inner_local, INNER_LEVELS: self.inner_levels, PARENT: self.parent}
+        made |= {name: column for name, column in inner.items() if column is not None}
         # In the order in which JAX passes them to programs.
         return dict(sorted({**made, LOCAL: self.local, COUNT: self.count, LEVELS: self.levels}.items()))
 
@@ -48,10 +58,22 @@ class Bundles:
     @staticmethod
     def joined(parts: Sequence["Bundles"]) -> "Bundles":
         """The bundles of several parts, one part after the other."""
-        width = max(one.levels.shape[1] for one in parts)
-        wide = [np.pad(one.levels, ((0, 0), (0, width - one.levels.shape[1])), constant_values=-1) for one in parts]
-        rows, local = (np.concatenate([getattr(one, name) for one in parts]) for name in ("rows", "local"))
-        return Bundles(rows, local, np.concatenate([one.count for one in parts]), np.concatenate(wide))
+
+        def end_to_end(name: str) -> Any:
+            arrays = [getattr(one, name) for one in parts]
+            return None if arrays[0] is None else np.concatenate(arrays)
+
+        def widened(name: str, absent: int) -> Any:
+            arrays = [getattr(one, name) for one in parts]
+            if arrays[0] is None:
+                return None
+            width = max(one.shape[1] for one in arrays)
+            padded = [np.pad(one, ((0, 0), (0, width - one.shape[1])), constant_values=absent) for one in arrays]
+            return np.concatenate(padded)
+
+        rows, local, count, inner = (end_to_end(name) for name in ("rows", "local", "count", "inner_local"))
+        levels, inner_levels, parent = (widened(*one) for one in (("levels", -1), ("inner_levels", -1), ("parent", 0)))
+        return Bundles(rows, local, count, levels, inner, inner_levels, parent)
 
 
 def size_of_bundles(sizes: Int[np.ndarray, " G"]) -> int:
@@ -82,6 +104,23 @@ def bundle(codes: Int[np.ndarray, " n"], rows: Int[np.ndarray, " n"], size: int)
         local[b, : len(own)] = np.repeat(np.arange(len(groups)), counts[groups])
         local[b, len(own) :] = len(groups) - 1
     return Bundles(rows[places], local, used.astype(np.int32), chosen)
+
+
+def bundle_nested(
+    inner: Int[np.ndarray, " N"], codes: Int[np.ndarray, " N"], rows: Int[np.ndarray, " n"], size: int
+) -> Bundles:
+    """The bundles of some rows with these larger groups `codes`, and the groups `inner` that lie in them."""
+    # Sorted by both: within a bundle the rows of every group are then contiguous.
+    rows = rows[np.argsort(inner[rows], kind="stable")]
+    made = bundle(codes[rows], rows, size)
+    of_rows = inner[made.rows]
+    local = np.cumsum(np.diff(of_rows, axis=1, prepend=of_rows[:, :1]) != 0, axis=1).astype(np.int32)
+    # Places that are left over repeat the last row.
+    levels = np.full((len(local), int(np.max(local)) + 1), -1, np.int32)
+    parent = np.zeros_like(levels)
+    bundles = np.arange(len(local))[:, None]
+    levels[bundles, local], parent[bundles, local] = of_rows, made.local
+    return dataclasses.replace(made, inner_local=local, inner_levels=levels, parent=parent)
 
 
 def _packed(sizes: Int[np.ndarray, " G"], capacity: int) -> list[list[int]]:
