@@ -195,3 +195,54 @@ def test_lies_are_refused(lie):
     lie(record, arrays)
     with pytest.raises(Malformed):
         read(record, arrays)
+
+
+def layered():
+    """Effects of four groups given φ and the effects of two larger ones, which are known given φ."""
+    space = Space((*SPACE.parameters, Parameter("c", (2,), constraints.real_vector)))
+    rng = np.random.default_rng(4)
+    phi = np.asarray(MIXTURE.sample(200, seed=3))
+    weights = np.full(200, 1 / 200)
+    larger = (phi[:, :1, None] * np.array([[[1.0], [-0.5]]]), np.full((200, 2, 1), -0.7), np.zeros((200, 2, 1, 2)))
+    given = Effects.regressed(GroupEffects(("c",), (0,), 2), phi, weights, *larger)
+    shared = EFFECTS.which.shared_space(space)
+    supports = given.theta(shared, phi, rng)
+    mean = np.tanh(supports[:, :1, None] + supports[:, 2:3, None]) * np.ones((1, G, 2))
+    root = np.tile(np.array([-1.0, 0.1, -0.5]), (200, G, 1))
+    made = Effects.regressed(EFFECTS.which, supports, weights, mean, root, np.zeros((200, G, 2, 2)))
+    return space, dataclasses.replace(made, given=given)
+
+
+def test_effects_of_larger_groups_are_part_of_what_effects_are_given():
+    space, effects = layered()
+    assert effects.names == ("c", "ab")
+    assert effects.num_effects == 2 + 2 * G
+    assert [one.name for one in effects.product_space(space).parameters] == ["w"]
+    theta = effects.theta(space, effects.supports[:50], np.random.default_rng(0))
+    shared = effects.which.shared_space(space)
+    places = effects.which.places(space)
+    below = theta[:, np.setdiff1d(np.arange(space.dim), places)]
+    np.testing.assert_array_equal(below, effects.supports[:50])
+    given_all = effects.given.log_density(shared, MIXTURE, below)
+    # Groups given all else are Gaussian here.
+    away = theta[:, places] - effects.means(below)
+    white = np.linalg.solve(effects.roots(below), away[..., None])[..., 0]
+    log_dets = np.log(np.diagonal(effects.roots(below), axis1=-2, axis2=-1))
+    alone = np.sum(-0.5 * white**2 - log_dets - 0.5 * np.log(2 * np.pi), axis=(1, 2))
+    np.testing.assert_allclose(effects.log_density(space, MIXTURE, theta), given_all + alone, rtol=1e-9)
+
+
+def test_a_file_has_the_effects_of_larger_groups():
+    space, effects = layered()
+    record, arrays = pack_effects(space, effects)
+    made = Envelope("posterior", record, arrays)
+    found, read = read_effects(Record(record), made, effects.product_space(space))
+    assert found.signature() == space.signature()
+    np.testing.assert_array_equal(read.given.mean, effects.given.mean)
+    np.testing.assert_array_equal(read.supports, effects.supports)
+    fewer = {name: array[:100] if name.startswith("given") else array for name, array in arrays.items()}
+    for name in ("given/effects/mean_slope", "given/effects/root_slope"):
+        fewer[name] = arrays[name]
+    fewer["given/effects/weights"] = np.full(100, 0.01)
+    with pytest.raises(Malformed, match="different supports"):
+        read_effects(Record(record), Envelope("posterior", record, fewer), effects.product_space(space))

@@ -38,6 +38,8 @@ class Effects:
         shape: skewness and excess kurtosis at φ_s.
         mean_slope: M_g.
         root_slope: the derivatives of `root` in φ.
+        given: the effects of larger groups, in which the levels lie, given the other parameters; they are part of φ
+            then. None if there are none.
     """
 
     which: GroupEffects
@@ -48,6 +50,7 @@ class Effects:
     shape: Float[np.ndarray, "S G s 2"]
     mean_slope: Float[np.ndarray, "G s p"]
     root_slope: Float[np.ndarray, "G t p"]
+    given: "Effects | None" = None
 
     @classmethod
     def regressed(
@@ -71,8 +74,18 @@ class Effects:
 
     @property
     def num_effects(self) -> int:
-        """The number of effects of all levels."""
-        return self.mean[0].size
+        """The number of effects of all levels, also of larger groups."""
+        return self.mean[0].size + (0 if self.given is None else self.given.num_effects)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parameters that are group effects, those of larger groups first."""
+        return (*(() if self.given is None else self.given.names), *self.which.names)
+
+    def product_space(self, space: Space) -> Space:
+        """The space of the parameters that are no effects, of the space of all."""
+        shared = self.which.shared_space(space)
+        return shared if self.given is None else self.given.product_space(shared)
 
     @property
     def per_level(self) -> int:
@@ -86,7 +99,7 @@ class Effects:
 
     def said(self, errors: EffectErrors) -> str:
         """What a certificate of the other parameters has to say of them."""
-        names = ", ".join(self.which.names)
+        names = ", ".join(self.names)
         return (
             f" It judges the shared parameters; the {self.num_effects:,} group effects ({names}) were integrated out"
             f" and follow from them (at {errors.levels:,} levels with errors of at most {errors.shift:.3f} sds in means"
@@ -161,12 +174,11 @@ class Effects:
         skewed = self.skewed(phi)
         e = skewed.inverse(away)
         log_dets = np.sum(np.log(np.diagonal(roots, axis1=-2, axis2=-1) * skewed.slope(e)), axis=(1, 2))
-        return (
-            np.asarray(mixture.log_density(phi))
-            - 0.5 * np.sum(e**2, axis=(1, 2))
-            - log_dets
-            - (0.5 * self.num_effects * _LOG_2PI)
-        )
+        if self.given is None:
+            of_phi = np.asarray(mixture.log_density(phi))
+        else:
+            of_phi = self.given.log_density(self.which.shared_space(space), mixture, phi)
+        return of_phi - 0.5 * np.sum(e**2, axis=(1, 2)) - log_dets - 0.5 * self.mean[0].size * _LOG_2PI
 
 
 def _along(slopes: Float[np.ndarray, "G s p"], away: Float[np.ndarray, "n p"]) -> Float[np.ndarray, "n G s"]:

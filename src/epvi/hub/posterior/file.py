@@ -44,7 +44,7 @@ def pack_parts(parts: Parts) -> Envelope:
         arrays |= fit_arrays(fit, f"{i}/")
     rounds, more = pack_rounds(parts)
     effects, of_effects = pack_effects(parts.space, parts.effects)
-    shared = parts.space if parts.effects is None else parts.effects.which.shared_space(parts.space)
+    shared = parts.space if parts.effects is None else parts.effects.product_space(parts.space)
     record = {
         "space": describe_space(shared),
         "structure": made.mixture.structure.name,

@@ -1,5 +1,6 @@
 """Write and read the group effects of a posterior, which are optional: most posteriors have none."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -23,18 +24,37 @@ def pack_effects(space: Space, effects: Effects | None) -> tuple[dict[str, Any],
     """The space of all parameters and the effects: their part of the JSON record, and their arrays."""
     if effects is None:
         return {}, {}
+    below, arrays = pack_effects(effects.which.shared_space(space), effects.given)
     which = effects.which
     described = {"names": list(which.names), "axes": list(which.axes), "num_levels": which.num_levels}
-    arrays = {f"effects/{name}": getattr(effects, name) for name in _ARRAYS}
-    return {"effects": {"space": describe_space(space), **described}}, arrays
+    arrays = {f"given/{name}": array for name, array in arrays.items()}
+    arrays |= {f"effects/{name}": getattr(effects, name) for name in _ARRAYS}
+    return {"effects": {"space": describe_space(space), **described, "given": below}}, arrays
 
 
 def read_effects(record: Record, content: Envelope, shared: Space) -> tuple[Space, Effects | None]:
     """The space of all parameters, and the effects if there are any; `shared` are the other parameters."""
-    if "effects" not in set(record) or record.any("effects") is None:
+    if not _has_effects(record):
         return shared, None
-    table, p = record.table("effects"), shared.dim
-    mean = read_array(content, "effects/mean", (None, None, None))
+    table = record.table("effects")
+    if "given" not in set(table) or not _has_effects(table.table("given")):
+        return _read(table, content, shared, "")
+    below = table.table("given").table("effects")
+    # Of larger groups' effects there is one level below, no more.
+    between, given = _read(below, content, shared, "given/")
+    space, effects = _read(table, content, between, "")
+    if len(given.supports) != len(effects.supports):
+        raise Malformed("its effects of groups and larger groups have different supports")
+    return space, dataclasses.replace(effects, given=given)
+
+
+def _has_effects(record: Record) -> bool:
+    return "effects" in set(record) and record.any("effects") is not None
+
+
+def _read(table: Record, content: Envelope, shared: Space, under: str) -> tuple[Space, Effects]:
+    """The space with the effects of one factor, and these."""
+    p, mean = shared.dim, read_array(content, f"{under}effects/mean", (None, None, None))
     supports, levels, s = mean.shape
     # The shape of an array without entries can claim any number of levels.
     if not supports:
@@ -49,13 +69,13 @@ def read_effects(record: Record, content: Envelope, shared: Space) -> tuple[Spac
     t = s * (s + 1) // 2
     effects = Effects(
         which,
-        read_array(content, "effects/supports", (supports, p)),
-        read_array(content, "effects/weights", (supports,)),
+        read_array(content, f"{under}effects/supports", (supports, p)),
+        read_array(content, f"{under}effects/weights", (supports,)),
         mean,
-        read_array(content, "effects/root", (supports, levels, t)),
-        read_array(content, "effects/shape", (supports, levels, s, 2)),
-        read_array(content, "effects/mean_slope", (levels, s, p)),
-        read_array(content, "effects/root_slope", (levels, t, p)),
+        read_array(content, f"{under}effects/root", (supports, levels, t)),
+        read_array(content, f"{under}effects/shape", (supports, levels, s, 2)),
+        read_array(content, f"{under}effects/mean_slope", (levels, s, p)),
+        read_array(content, f"{under}effects/root_slope", (levels, t, p)),
     )
     if np.any(effects.weights < 0) or not np.isclose(np.sum(effects.weights), 1):
         raise Malformed("its effects have weights that do not sum to 1")

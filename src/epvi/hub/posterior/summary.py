@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from epvi.gaussian.mixture import GaussianMixture
 from epvi.gaussian.quasi_random import draw, uniform_points
 from epvi.ground.errors import EpviError
 from epvi.ground.seeds import Seed, as_key
@@ -118,10 +119,10 @@ def summarise(
             sample = _with_effects(sample, effects, space, key)
         values = derived(of, space.constrain(sample.theta), len(sample.theta))
         return _table(_of_values(values, sample, quantiles), quantiles)
-    shared = space if effects is None else effects.which.shared_space(space)
+    shared = space if effects is None else effects.product_space(space)
     parts = _of_values(shared.constrain(sample.theta), sample, quantiles, shared)
     if effects is not None:
-        parts |= _of_effects(sample, effects, posterior, quantiles, key)
+        parts |= _of_effects(sample, effects, space, posterior.mixture, quantiles, key)
     return _table({p.name: parts[p.name] for p in space.parameters}, quantiles)
 
 
@@ -168,16 +169,23 @@ def _of_values(
 
 
 def _of_effects(
-    sample: _Sample, effects: Effects, posterior: Refinable, quantiles: Sequence[float], key: tuple[int, ...]
+    sample: _Sample,
+    effects: Effects,
+    space: Space,
+    mixture: GaussianMixture,
+    quantiles: Sequence[float],
+    key: tuple[int, ...],
 ) -> dict[str, _Part]:
     """The summary of group effects: from their moments given φ, or from draws where their support is not the reals."""
-    space, made = posterior.space, {}
+    below = effects.given
+    made = (
+        {} if below is None else _of_effects(sample, below, effects.which.shared_space(space), mixture, quantiles, key)
+    )
     if not all(space.by_name[name].is_real for name in effects.which.names):
         sample = _with_effects(sample, effects, space, key)
         values = space.constrain(sample.theta)
-        return _of_values({name: values[name] for name in effects.which.names}, sample, quantiles)
-    mean, sd = sample.moments(sample.theta, (sample.mean, sample.sd))
-    shared = SharedMoments(posterior.mixture, sample.theta[sample.own :], sample.weights[sample.own :], mean, sd)
+        return made | _of_values({name: values[name] for name in effects.which.names}, sample, quantiles)
+    shared = _known_of_shared(sample, effects, space, mixture)
     moments = moments_of(effects, shared)
     found = [*moments, quantiles_of(effects, shared, moments, quantiles, key)]
     whole = [np.empty((space.dim, *part.shape[2:])) for part in found]
@@ -186,6 +194,21 @@ def _of_effects(
     for name in effects.which.names:
         made[name] = _Part(space.by_name[name].shape, *(part[space.slices[name]] for part in whole))
     return made
+
+
+def _known_of_shared(sample: _Sample, effects: Effects, space: Space, mixture: GaussianMixture) -> SharedMoments:
+    """What is known of the parameters that effects are given: also of the effects of larger groups."""
+    if effects.given is None:
+        mean, sd = sample.moments(sample.theta, (sample.mean, sample.sd))
+        return SharedMoments(mixture, sample.theta[sample.own :], sample.weights[sample.own :], mean, sd)
+    shared = effects.which.shared_space(space)
+    below = _known_of_shared(sample, effects.given, shared, mixture)
+    places = effects.given.which.places(shared)
+    others = np.setdiff1d(np.arange(shared.dim), places)
+    mean, sd = np.empty(shared.dim), np.empty(shared.dim)
+    mean[others], sd[others] = below.mean, below.sd
+    mean[places], sd[places] = moments_of(effects.given, below)
+    return below._replace(mean=mean, sd=sd)
 
 
 def _with_effects(sample: _Sample, effects: Effects, space: Space, key: tuple[int, ...]) -> _Sample:
