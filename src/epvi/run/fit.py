@@ -21,14 +21,15 @@ from epvi.engines.kept_programs import kept_programs
 from epvi.fragments.pieces import engine_for
 from epvi.gaussian import quasi_random
 from epvi.ground.errors import EpviError
+from epvi.ground.log import logger
 from epvi.ground.seeds import Seed, SeedStream, as_key
 from epvi.ground.verb import verb
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.product.result import Product
-from epvi.run.chains import AllRows, checked
+from epvi.run.chains import AllRows, checked, helps
 from epvi.run.combining import combined, kept_in_errors, log_end
 from epvi.run.fit_placed import PlacedFit
-from epvi.run.grouping import declared, grouped
+from epvi.run.grouping import Declared, Grouped, declared, grouped
 from epvi.run.progress import ShardProgress
 from epvi.run.rounds import Rounds, run_rounds
 from epvi.run.scoring import Scoring
@@ -101,33 +102,61 @@ def fit(
         workers_of(executor)
     table, split = _split(model, rows, shards, by, shuffle, key)
     sent, programs, made_of = _prepared(model, table)
-    groups, model, deal = model.groups, model_of(sent), shuffle and by is None
-    columns, integrated, whole = table.columns, None, sent
-    if groups is not None:
-        integrated = declared(model, programs, groups, table, split, deal, key)
+    call = _Call(sent, programs, table, made_of, inference, product, rounds, kept, executor, seed)
+    ways, deal = [None], shuffle and by is None
+    if model.groups is not None:
+        ways = [declared(model_of(sent), programs, model.groups, table, split, deal, key)]
     elif inference.fits_together:
-        integrated = grouped(model, programs, columns, split, deal, key)
-    if integrated is not None:
-        sent = packed(integrated.model)
-        model, columns, split = model_of(sent), integrated.columns, integrated.split
-        programs = programs_of(model, columns)
-    size = _affordable_block(inference, programs, columns, split)
-    plan = FitPlan(inference, size, _words(key), made_of, table.hash_key, programs.target.bundle)
-    job = Job(sent, plan, None, uuid.uuid4().hex, rounds.any or integrated is not None)
-    with (
-        ShardProgress(split.num_shards, progress) as bar,
-        shards_of(job, columns, split, executor, bar, kept) as sites,
-    ):
-        posterior = combined(_fitted(sites, rounds), product, seed, bar)
-        with kept_in_errors(posterior.fits):
-            posterior = run_rounds(posterior, sites.answer, rounds, key)
+        ways = grouped(model_of(sent), programs, table.columns, split, deal, key) or ways
+    with ShardProgress(split.num_shards, progress) as bar:
+        for number, integrated in enumerate(ways, start=1):
+            posterior, everything = call.run(integrated, split, bar)
+            if number < len(ways) and helps(posterior.certificate):
+                logger.info("this posterior cannot be trusted: more effects are integrated out")
+                continue
+            posterior = everything.answer(posterior, fallback, key)
+            bar.say("done")
+            log_end(posterior, time.perf_counter() - start)
+            return posterior
+    raise AssertionError("the last way gives a posterior")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """A call of `fit`, whose rows are in this process: it can fit them with or without effects integrated out."""
+
+    # The model as it was checked, for the workers; and its programs.
+    model: bytes
+    programs: Programs
+    table: Table
+    made_of: Provenance
+    inference: Inference
+    product: Product | None
+    rounds: Rounds
+    kept: WorkFolder | None
+    executor: Executor | int | None
+    seed: Seed
+
+    def run(self, integrated: Grouped | Declared | None, split: Split, bar: ShardProgress) -> tuple[Posterior, AllRows]:
+        """The posterior, and what its fallback needs."""
+        sent, columns, programs, key = self.model, self.table.columns, self.programs, as_key(self.seed)
         if integrated is not None:
-            posterior = integrated.put_back(posterior, sites, key)
-        everything = (job, columns) if groups is not None else (_job_of_all(whole, plan), table.columns)
-        posterior = AllRows(*everything, executor, bar).answer(posterior, fallback, key)
-        bar.say("done")
-        log_end(posterior, time.perf_counter() - start)
-        return posterior
+            logger.info("%s", integrated.said)
+            sent, columns, split = packed(integrated.model), integrated.columns, integrated.split
+            programs = programs_of(model_of(sent), columns)
+        size = _affordable_block(self.inference, programs, columns, split)
+        plan = FitPlan(self.inference, size, _words(key), self.made_of, self.table.hash_key, programs.target.bundle)
+        job = Job(sent, plan, None, uuid.uuid4().hex, self.rounds.any or integrated is not None)
+        with shards_of(job, columns, split, self.executor, bar, self.kept) as sites:
+            posterior = combined(_fitted(sites, self.rounds), self.product, self.seed, bar)
+            with kept_in_errors(posterior.fits):
+                posterior = run_rounds(posterior, sites.answer, self.rounds, key)
+            if integrated is not None:
+                posterior = integrated.put_back(posterior, sites, key)
+        # With declared groups the posterior is that of the shared parameters.
+        if isinstance(integrated, Declared):
+            return posterior, AllRows(job, columns, self.executor, bar)
+        return posterior, AllRows(_job_of_all(self.model, plan), self.table.columns, self.executor, bar)
 
 
 def _refuse_executor(executor: Any, fallback: Any, engine: Engine | None) -> None:

@@ -6,6 +6,7 @@ their split into shards, or None if the model is fitted as it is. After the fit 
 
 import dataclasses
 import heapq
+from collections.abc import Sequence
 from fractions import Fraction
 
 import jax
@@ -13,28 +14,29 @@ import numpy as np
 from jaxtyping import Int
 
 from epvi.ground.errors import EpviError
-from epvi.ground.log import logger
 from epvi.ground.seeds import SeedStream
 from epvi.hub.posterior.effects import Effects
 from epvi.hub.posterior.posterior import Posterior
 from epvi.hub.posterior.supports import resampled, supports_of
 from epvi.hub.trust.certify import with_integrals
-from epvi.hub.trust.effects import effect_errors
+from epvi.hub.trust.effects import EffectErrors, effect_errors
 from epvi.parameters.group_effects import GroupEffects
 from epvi.parameters.space import Space
 from epvi.run.shards import RunningShards
 from epvi.site.derivatives.expansion import TALL
-from epvi.site.derivatives.group_effects import find_effects
+from epvi.site.derivatives.group_effects import MOST_SHARED, FoundEffects, find_effects
 from epvi.site.derivatives.integrated import IntegratedModel
+from epvi.site.derivatives.nested import NestedModel
 from epvi.site.derivatives.passes import Programs, programs_of
 from epvi.site.derivatives.subposterior import Subposterior
 from epvi.site.model.model import Model
-from epvi.site.rows.bundles import LEVELS, LOCAL, Bundles, bundle, size_of_bundles
+from epvi.site.rows.bundles import INNER_LEVELS, LEVELS, LOCAL, Bundles, bundle, bundle_nested, size_of_bundles
 from epvi.site.rows.columns import Columns, generator
 from epvi.site.rows.split import Split
 from epvi.site.rows.table import Table
 from epvi.site.tasks.integral_error import integral_error
 from epvi.site.tasks.prepared import integrated_model
+from epvi.wire.effect_answer import LevelMoments
 from epvi.wire.request import NUM_DRAWS
 
 # With many rows, draws are scored on subsamples of bundles: effects are integrated out if there are at least so many
@@ -44,6 +46,8 @@ _ENOUGH_GROUPS = 128
 # the centre of the other parameters only, and extended linearly. Judgement: a second, and 32 MB. Where there are so
 # many rows the posterior of the scales is so narrow that moments are nearly linear there.
 _TO_EVALUATE, _NUMBERS = 2**27, 2**21
+# Places for rows and supports of nested factors, the most to compute moments at. Judgement: some seconds.
+_TO_EVALUATE_NESTED = 2**21
 # Densities of a row for each support, by the number of effects of a level: about the number of nodes.
 _EFFORT = {1: 32, 2: 150, 3: 640}
 # Fewest supports, and for each of the other parameters. Judgement.
@@ -67,9 +71,22 @@ class Grouped:
     effects: GroupEffects
     # The space of all parameters.
     space: Space
+    # The effects of the larger groups in which the groups lie, if these are integrated out as well.
+    outer: GroupEffects | None = None
+
+    @property
+    def said(self) -> str:
+        """What is integrated out, for the log."""
+        there = len(np.unique(self.columns[LEVELS][self.columns[LEVELS] >= 0]))
+        if self.outer is None:
+            return f"{there} groups are integrated out: {', '.join(self.effects.names)}"
+        names = ", ".join((*self.outer.names, *self.effects.names))
+        return f"{there} groups and those in them are integrated out: {names}"
 
     def put_back(self, posterior: Posterior, sites: RunningShards, key: jax.Array) -> Posterior:
         """The posterior of all parameters, from that of all but the group effects."""
+        if self.outer is not None:
+            return self._nested_put_back(posterior, sites, self.outer, key)
         which, p = self.effects, posterior.space.dim
         effort = self.columns[LOCAL].size * _EFFORT[which.places(self.space).shape[1]]
         most = min(_TO_EVALUATE // effort, _NUMBERS // which.places(self.space).size, NUM_DRAWS)
@@ -81,19 +98,52 @@ class Grouped:
         empty = np.setdiff1d(np.arange(which.num_levels), self.columns[LEVELS])
         parts = sites.effects(supports, empty, _draws_to_audit(posterior, supports, weights))
         errors = effect_errors([part.audited for part in parts], which.num_levels)
-        levels = np.concatenate([part.levels for part in parts])
-        order = np.argsort(levels)
-        # Contiguous, as they are read from a file: sums over other layouts differ in their last digits.
-        mean = np.ascontiguousarray(np.concatenate([part.mean for part in parts], axis=1)[:, order])
-        root = np.ascontiguousarray(np.concatenate([part.root for part in parts], axis=1)[:, order])
-        shape = np.ascontiguousarray(np.concatenate([part.shape for part in parts], axis=1)[:, order])
+        order, moments = _in_order(parts)
         if len(supports) > 1:
-            made = Effects.regressed(which, supports, weights, mean, root, shape)
+            made = Effects.regressed(which, supports, weights, *moments)
             return posterior.with_effects(self.space, made, errors)
         slopes = [part.slopes for part in parts if part.slopes is not None]
-        sloped = [np.concatenate(one)[order] for one in zip(*slopes, strict=True)]
-        made = Effects(which, supports, weights, mean, root, shape, *sloped)
+        mean_slope, root_slope = (np.concatenate(one)[order] for one in zip(*slopes, strict=True))
+        made = Effects(which, supports, weights, *moments, mean_slope, root_slope)
         return posterior.with_effects(self.space, made, errors)
+
+    def _nested_put_back(
+        self, posterior: Posterior, sites: RunningShards, outer: GroupEffects, key: jax.Array
+    ) -> Posterior:
+        """The same for nested factors: the larger groups' effects first, then, given these, those of the groups."""
+        key = jax.random.fold_in(key, SeedStream.SUPPORTS)
+        words, seed = (np.asarray(jax.random.key_data(one)).tolist() for one in jax.random.split(key))
+        most = min(max(_TO_EVALUATE_NESTED // self.columns[LOCAL].size, _FEWEST_SUPPORTS), NUM_DRAWS)
+        most = min(most, _NUMBERS // (self.space.dim - posterior.space.dim))
+        phi, weights = supports_of(posterior, most, tuple(words))
+        empty = np.setdiff1d(np.arange(outer.num_levels), self.columns[LEVELS])
+        above = sites.effects(phi, empty, _draws_to_audit(posterior, phi, weights))
+        given = Effects.regressed(outer, phi, weights, *_in_order(above)[1])
+        shared = self.effects.shared_space(self.space)
+        rng = np.random.default_rng(seed)
+        supports = given.theta(shared, phi, rng)
+        empty = np.setdiff1d(np.arange(self.effects.num_levels), self.columns[INNER_LEVELS])
+        among = supports[resampled(weights, _DRAWS_TO_AUDIT, rng)]
+        below = sites.effects(supports, empty, among, inner=True)
+        made = Effects.regressed(self.effects, supports, weights, *_in_order(below)[1])
+        found = [
+            effect_errors([part.audited for part in parts], which.num_levels)
+            for parts, which in ((above, outer), (below, self.effects))
+        ]
+        shift, change, doubt = (max(one[i] for one in found) for i in range(3))
+        errors = EffectErrors(shift, change, doubt, sum(one.levels for one in found))
+        return posterior.with_effects(self.space, dataclasses.replace(made, given=given), errors)
+
+
+def _in_order(parts: Sequence[LevelMoments]) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """The order of the levels of all parts, and mean, root and shape of the effects in this order."""
+    order = np.argsort(np.concatenate([part.levels for part in parts]))
+    # Contiguous, as they are read from a file: sums over other layouts differ in their last digits.
+    mean, root, shape = (
+        np.ascontiguousarray(np.concatenate([getattr(part, name) for part in parts], axis=1)[:, order])
+        for name in ("mean", "root", "shape")
+    )
+    return order, (mean, root, shape)
 
 
 def _draws_to_audit(posterior: Posterior, supports: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -106,30 +156,54 @@ def _draws_to_audit(posterior: Posterior, supports: np.ndarray, weights: np.ndar
 
 def grouped(
     model: Model, programs: Programs, columns: Columns, split: Split, deal: bool, key: jax.Array
-) -> Grouped | None:
-    """The fit with group effects integrated out, if the model has any that can be.
+) -> list[Grouped]:
+    """The ways to fit with group effects integrated out, if the model has any that can be; the one to try comes first.
 
+    Of two nested factors the one with more levels is integrated out and, if the posterior cannot be trusted then, both.
     With `deal` whole groups are dealt to shards; otherwise the split stays as it is, and no group may be divided by it.
     """
     found = find_effects(model, programs.target, columns)
     if found is None:
-        return None
+        return []
     try:
         Subposterior.of(programs, columns, Fraction(1), _ROWS_AT_ONCE).refuse_outside()
     except EpviError:
         # The fit of the shard that has such rows says so.
-        return None
-    effects, codes = found.effects, found.codes
+        return []
+    made = [way(model, programs, columns, split, found, deal, key) for way in (_single, _nested)]
+    return [one for one in made if one is not None]
+
+
+def _single(
+    model: Model, programs: Programs, columns: Columns, split: Split, found: FoundEffects, deal: bool, key: jax.Array
+) -> Grouped | None:
+    """With one factor integrated out."""
+    effects, codes, space = found.effects, found.codes, programs.target.space
     levels, counts = np.unique(codes, return_counts=True)
-    if len(levels) < split.num_shards or (len(levels) < _ENOUGH_GROUPS and len(codes) >= TALL):
+    few = len(levels) < split.num_shards or (len(levels) < _ENOUGH_GROUPS and len(codes) >= TALL)
+    if few or effects.shared_space(space).dim > MOST_SHARED:
         return None
     owner = _dealt(counts, split.num_shards, key) if deal else _owners(codes, levels, split)
     if owner is None:
         return None
     whole, bundled = _arranged(codes, levels, counts, owner, split)
-    logger.info("%d groups are integrated out: %s", len(levels), ", ".join(effects.names))
-    made = IntegratedModel(model, effects)
-    return Grouped(made, whole.columns(columns), bundled, effects, programs.target.space)
+    return Grouped(IntegratedModel(model, effects), whole.columns(columns), bundled, effects, space)
+
+
+def _nested(
+    model: Model, programs: Programs, columns: Columns, split: Split, found: FoundEffects, deal: bool, key: jax.Array
+) -> Grouped | None:
+    """With two nested factors integrated out, where rows are few: otherwise one of them is well known."""
+    effects, outer = found.effects, found.outer
+    if outer is None or len(found.codes) >= TALL:
+        return None
+    levels, counts = np.unique(outer.codes, return_counts=True)
+    owner = _dealt(counts, split.num_shards, key) if deal else _owners(outer.codes, levels, split)
+    if len(levels) < split.num_shards or owner is None:
+        return None
+    whole, bundled = _arranged(outer.codes, levels, counts, owner, split, found.codes)
+    made = NestedModel(model, effects, outer.effects)
+    return Grouped(made, whole.columns(columns), bundled, effects, programs.target.space, outer.effects)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -141,6 +215,12 @@ class Declared:
     model: IntegratedModel
     columns: Columns
     split: Split
+
+    @property
+    def said(self) -> str:
+        """What is integrated out, for the log."""
+        there = int(np.sum(self.columns[LEVELS] >= 0))
+        return f"{there} groups of {self.groups} are integrated out: {', '.join(self.model.effects.names)}"
 
     def put_back(self, posterior: Posterior, sites: RunningShards, key: jax.Array) -> Posterior:
         """The posterior of the shared parameters, whose certificate says how well the effects were integrated out."""
@@ -172,7 +252,6 @@ def declared(
         raise EpviError(_divided(codes, groups, table.groups, split))
     made = integrated_model(model, programs, groups, table)
     whole, bundled = _arranged(codes, levels, counts, owner, split)
-    logger.info("%d groups of %s are integrated out: %s", len(levels), groups, ", ".join(made.effects.names))
     return Declared(groups, made, whole.unnumbered(table.columns), bundled)
 
 
@@ -190,16 +269,24 @@ def _divided(codes: np.ndarray, groups: str, labels: np.ndarray, split: Split) -
 
 
 def _arranged(
-    codes: np.ndarray, levels: np.ndarray, counts: np.ndarray, owner: np.ndarray, split: Split
+    codes: np.ndarray,
+    levels: np.ndarray,
+    counts: np.ndarray,
+    owner: np.ndarray,
+    split: Split,
+    inner: np.ndarray | None = None,
 ) -> tuple[Bundles, Split]:
-    """The bundles of all shards, one shard after the other, for groups that belong to these shards."""
+    """The bundles of all shards, one shard after the other, for groups that belong to these shards.
+
+    `inner` are the groups that lie in them, if these are nested.
+    """
     of_level = np.zeros(int(np.max(levels)) + 1, np.int64)
     of_level[levels] = owner
     size = size_of_bundles(counts)
     parts = []
     for m in range(split.num_shards):
         rows = np.flatnonzero(of_level[codes] == m)
-        parts.append(bundle(codes[rows], rows, size))
+        parts.append(bundle(codes[rows], rows, size) if inner is None else bundle_nested(inner, codes, rows, size))
     ends = np.cumsum([len(part.rows) for part in parts])
     sizes = np.diff([0, *ends])
     slices = tuple(slice(int(b - n), int(b)) for b, n in zip(ends, sizes, strict=True))
