@@ -124,7 +124,7 @@ def _refuse_groups(model: Model) -> None:
 def _log_shards(looked: Looked, shards: FragmentShards, engine: Engine) -> None:
     sizes, pieces = shards.sizes, len(looked.fragments)
     if looked.empty:
-        logger.warning("%d fragments have no rows, and are left out", looked.empty)
+        logger.warning("fragments without rows are left out: %d of %d", looked.empty, pieces + looked.empty)
     for first, again in repeated(looked.fragments)[:1]:
         logger.warning(
             "%s has the same rows as %s: if it is a copy, its rows count twice",

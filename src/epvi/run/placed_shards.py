@@ -152,8 +152,8 @@ class PlacedShards:
         for b, made in self._map(task, which, work.name.lower()):
             batch, found = self.batches[b], result_of(made)
             if isinstance(found, WorkerLostError):
-                text = "lost their workers too often (%s): killed, or out of memory"
-                logger.warning(f"shards %s to %s {text}", batch.parts[0].shard, batch.parts[-1].shard, found)
+                first, last = batch.parts[0].shard, batch.parts[-1].shard
+                logger.warning("shards %d to %d lost their workers too often, and are given up: %s", first, last, found)
             if isinstance(found, Exception):
                 failed.update({part.shard: found for part in batch.parts})
             else:
