@@ -24,7 +24,7 @@ from epvi.parameters.group_effects import GroupEffects
 from epvi.parameters.space import Space
 from epvi.run.shards import RunningShards
 from epvi.site.derivatives.expansion import TALL
-from epvi.site.derivatives.group_effects import MOST_SHARED, FoundEffects, find_effects
+from epvi.site.derivatives.group_effects import FoundEffects, find_effects, find_nested_effects
 from epvi.site.derivatives.integrated import IntegratedModel
 from epvi.site.derivatives.nested import NestedModel
 from epvi.site.derivatives.passes import Programs, programs_of
@@ -163,15 +163,17 @@ def grouped(
     With `deal` whole groups are dealt to shards; otherwise the split stays as it is, and no group may be divided by it.
     """
     found = find_effects(model, programs.target, columns)
-    if found is None:
+    pair = find_nested_effects(model, programs.target, columns) if len(next(iter(columns.values()))) < TALL else None
+    if found is None and pair is None:
         return []
     try:
         Subposterior.of(programs, columns, Fraction(1), _ROWS_AT_ONCE).refuse_outside()
     except EpviError:
         # The fit of the shard that has such rows says so.
         return []
-    made = [way(model, programs, columns, split, found, deal, key) for way in (_single, _nested)]
-    return [one for one in made if one is not None]
+    single = None if found is None else _single(model, programs, columns, split, found, deal, key)
+    both = None if pair is None else _nested(model, programs, columns, split, pair, deal, key)
+    return [way for way in (single, both) if way is not None]
 
 
 def _single(
@@ -180,8 +182,7 @@ def _single(
     """With one factor integrated out."""
     effects, codes, space = found.effects, found.codes, programs.target.space
     levels, counts = np.unique(codes, return_counts=True)
-    few = len(levels) < split.num_shards or (len(levels) < _ENOUGH_GROUPS and len(codes) >= TALL)
-    if few or effects.shared_space(space).dim > MOST_SHARED:
+    if len(levels) < split.num_shards or (len(levels) < _ENOUGH_GROUPS and len(codes) >= TALL):
         return None
     owner = _dealt(counts, split.num_shards, key) if deal else _owners(codes, levels, split)
     if owner is None:
@@ -191,19 +192,23 @@ def _single(
 
 
 def _nested(
-    model: Model, programs: Programs, columns: Columns, split: Split, found: FoundEffects, deal: bool, key: jax.Array
+    model: Model,
+    programs: Programs,
+    columns: Columns,
+    split: Split,
+    pair: tuple[FoundEffects, FoundEffects],
+    deal: bool,
+    key: jax.Array,
 ) -> Grouped | None:
-    """With two nested factors integrated out, where rows are few: otherwise one of them is well known."""
-    effects, outer = found.effects, found.outer
-    if outer is None or len(found.codes) >= TALL:
-        return None
+    """With two nested factors integrated out."""
+    inner, outer = pair
     levels, counts = np.unique(outer.codes, return_counts=True)
     owner = _dealt(counts, split.num_shards, key) if deal else _owners(outer.codes, levels, split)
     if len(levels) < split.num_shards or owner is None:
         return None
-    whole, bundled = _arranged(outer.codes, levels, counts, owner, split, found.codes)
-    made = NestedModel(model, effects, outer.effects)
-    return Grouped(made, whole.columns(columns), bundled, effects, programs.target.space, outer.effects)
+    whole, bundled = _arranged(outer.codes, levels, counts, owner, split, inner.codes)
+    made = NestedModel(model, inner.effects, outer.effects)
+    return Grouped(made, whole.columns(columns), bundled, inner.effects, programs.target.space, outer.effects)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

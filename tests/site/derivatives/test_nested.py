@@ -19,12 +19,11 @@ from epvi.site.tasks.effects import effects_given
 
 def prepared(model, rows):
     model = epvi.Model(model)
-    found = EffectSearch(model.on(rows)).find(rows)
-    assert found.outer is not None
+    inner, outer = EffectSearch(model.on(rows)).find_nested(rows)
     sizes = np.unique(rows["h"], return_counts=True)[1]
     made = bundle_nested(rows["g"], rows["h"], np.arange(len(rows["g"])), size_of_bundles(sizes))
     columns = made.columns(rows)
-    return NestedModel(model, found.effects, found.outer.effects).on(columns), columns
+    return NestedModel(model, inner.effects, outer.effects).on(columns), columns
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["normal", "binary"])
@@ -152,7 +151,7 @@ def test_crossed_factors_and_dependent_priors_are_not_nested():
     rows = rows_of_classes(False)
     crossed = {**rows, "h": np.random.default_rng(1).integers(0, H, len(rows["g"]))}
     model = epvi.Model(classes(False))
-    assert EffectSearch(model.on(crossed)).find(crossed).outer is None
+    assert EffectSearch(model.on(crossed)).find_nested(crossed) is None
 
     def dependent(x, g, h, y):
         mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
@@ -162,5 +161,4 @@ def test_crossed_factors_and_dependent_priors_are_not_nested():
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Normal(x + a[g] + b[h], 0.7), obs=y)
 
-    found = EffectSearch(epvi.Model(dependent).on(rows)).find(rows)
-    assert found is None or found.outer is None
+    assert EffectSearch(epvi.Model(dependent).on(rows)).find_nested(rows) is None

@@ -34,7 +34,7 @@ _LEAST_LEVELS, _LEAST_VARYING = 20, 3
 _MOST_PER_LEVEL = 3
 # Most other parameters, whose joint distribution is judged by importance weights. Judgement: as many as are fitted by
 # Newton's method.
-MOST_SHARED = 128
+_MOST_SHARED = 128
 # Most other parameters, if varying effects are integrated out though another factor has more effects, with a fixed
 # prior. Judgement: coefficients are nearly Gaussian, and importance weights can judge so many of them.
 _MOST_BESIDE_VARYING = 64
@@ -51,8 +51,6 @@ class FoundEffects:
 
     effects: GroupEffects
     codes: Int[np.ndarray, " N"]
-    # The effects of larger groups in which these groups lie, if these can be integrated out as well.
-    outer: "FoundEffects | None" = None
 
 
 class Gather(NamedTuple):
@@ -97,20 +95,10 @@ class EffectSearch(Held):
 
         Varying effects come first, if few other parameters are left.
         """
-        target, space = self.target, self.target.space
-        big = any(max(one.flat_shape, default=0) >= _LEAST_VARYING for one in space.parameters)
-        if not big or target.log_joint is not None or space.exchangeable or not target.proper:
-            return None
-        with jax.enable_x64(True):
-            usable = [one for one in self._candidates(rows) if self._kind_of(one, rows) is not EffectKind.OTHER]
-            return self._nested(usable) or self._single(usable)
-
-    def _single(self, usable: list[FoundEffects]) -> FoundEffects | None:
-        """The one with most effects, varying ones first."""
         fixed = None
-        for found in usable:
+        for found in self._usable(rows):
             kind, others = self._known[found.effects], self._others(found)
-            if others > MOST_SHARED:
+            if others > _MOST_SHARED:
                 continue
             if kind is EffectKind.VARYING and (fixed is None or others <= _MOST_BESIDE_VARYING):
                 return found
@@ -118,15 +106,26 @@ class EffectSearch(Held):
                 fixed = fixed or found
         return fixed
 
-    def _nested(self, usable: list[FoundEffects]) -> FoundEffects | None:
-        """Two varying factors with an effect for each level, one of which has its levels in those of the other."""
-        varying = [one for one in usable if self._known[one.effects] is EffectKind.VARYING]
-        simple = [one for one in varying if len(one.effects.names) == 1 and self._size(one) == one.effects.num_levels]
+    def find_nested(self, rows: Mapping[str, np.ndarray]) -> tuple[FoundEffects, FoundEffects] | None:
+        """Two factors with an effect for each level, one of which has its levels in those of the other."""
+        usable = self._usable(rows)
+        simple = [one for one in usable if len(one.effects.names) == 1 and self._size(one) == one.effects.num_levels]
         for inner, outer in itertools.permutations(simple, 2):
             others = self._others(inner) - self._size(outer)
-            if 0 < others <= MOST_SHARED and lies_in(inner.codes, outer.codes) and self._apart(inner, outer):
-                return dataclasses.replace(inner, outer=outer)
+            if 0 < others <= _MOST_SHARED and lies_in(inner.codes, outer.codes):
+                with jax.enable_x64(True):
+                    if self._apart(inner, outer):
+                        return inner, outer
         return None
+
+    def _usable(self, rows: Mapping[str, np.ndarray]) -> list[FoundEffects]:
+        """The factors whose effects can be integrated out, those with most effects first."""
+        target, space = self.target, self.target.space
+        big = any(max(one.flat_shape, default=0) >= _LEAST_VARYING for one in space.parameters)
+        if not big or target.log_joint is not None or space.exchangeable or not target.proper:
+            return []
+        with jax.enable_x64(True):
+            return [one for one in self._candidates(rows) if self._kind_of(one, rows) is not EffectKind.OTHER]
 
     def _size(self, found: FoundEffects) -> int:
         return found.effects.places(self.target.space).size
@@ -206,6 +205,13 @@ class EffectSearch(Held):
 def find_effects(model: Model, target: Target, rows: Mapping[str, np.ndarray]) -> FoundEffects | None:
     """The group effects of a model that can be integrated out, if it has any."""
     return _search(model, target, rows).find(rows)
+
+
+def find_nested_effects(
+    model: Model, target: Target, rows: Mapping[str, np.ndarray]
+) -> tuple[FoundEffects, FoundEffects] | None:
+    """The effects of groups and of larger groups in which they lie, if both can be integrated out."""
+    return _search(model, target, rows).find_nested(rows)
 
 
 def levels_read(model: Model, target: Target, rows: Mapping[str, np.ndarray]) -> list[tuple[Gather, np.ndarray]]:
