@@ -93,7 +93,22 @@ def simulated() -> list[Case]:
                     hidden=("a_raw", "b_raw"),
                 )
             )
+    rows = classes("logistic, 600 classes in 150 schools", 600, 150, 12)
+    model, exact = (models.crossed("logistic", (600, 150), centred) for centred in (True, False))
+    found.append(
+        Case("logistic, 600 classes in 150 schools", model, rows, (4,), exact=exact, hidden=("a_raw", "b_raw"))
+    )
     return found
+
+
+def classes(name: str, number: int, schools: int, pupils: int) -> Rows:
+    """Binary rows of equally many pupils in each class, and classes in each school."""
+    rng = rng_of(name)
+    h = np.repeat(np.arange(schools), number // schools)
+    g = np.repeat(np.arange(number), pupils)
+    x = rng.normal(size=(len(g), 3))
+    eta = x @ [0.5, -0.3, 0.2] + 0.3 + rng.normal(0, 0.5, number)[g] + rng.normal(0, 0.4, schools)[h[g]]
+    return {"x": x, "g": g, "h": h[g], "y": (rng.random(len(g)) < 1 / (1 + np.exp(-eta))).astype(np.int32)}
 
 
 def radon(folder: Path) -> list[Case]:
