@@ -132,6 +132,7 @@ def test_rows_and_answers_are_those_of_rows_in_memory(engine, rows, expected):
     assert expected.certificate.verdict == "trust"
 
 
+@pytest.mark.slow
 def test_a_work_folder_is_gone_on_with_on_another_engine(engine, rows, expected, tmp_path):
     fitted(rows, epvi.engines.Local(2), work=tmp_path)
     (tmp_path / "shard-3-of-4.epvi").unlink()
@@ -190,6 +191,7 @@ def test_fragments_that_differ_are_refused_before_anything_is_fitted(engine, tmp
     assert seen.asked == ["look"]
 
 
+@pytest.mark.slow
 def test_a_fragment_that_cannot_be_fitted_is_named_and_the_other_fits_are_kept(engine, tmp_path):
     rows = written(tmp_path, (30, 40, 20, 30), label=np.full(20, 1e200))
     with pytest.raises(epvi.ShardError, match=r"shard 3 of 4 \(part-2.parquet\)") as error:
@@ -237,6 +239,7 @@ def test_log_predictive_densities_and_predictions_are_those_of_rows_in_one_place
     assert nothing_left(engine)
 
 
+@pytest.mark.slow
 def test_two_fits_at_once_do_not_disturb_each_other(engine, rows, expected):
     made = {}
     threads = [threading.Thread(target=lambda i=i: made.update({i: fitted(rows, engine)})) for i in range(2)]
@@ -247,7 +250,7 @@ def test_two_fits_at_once_do_not_disturb_each_other(engine, rows, expected):
     assert [same(made[i], expected) for i in range(2)] == [True, True]
 
 
-@pytest.mark.parametrize("name", ["look", "fit", "score"])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("look", "score")] + ["fit"])
 def test_an_interrupted_caller_leaves_neither_tasks_nor_rows(engine, rows, name):
     with pytest.raises(KeyboardInterrupt):
         fitted(rows, Interrupted(engine, name))
@@ -260,7 +263,8 @@ def test_other_versions_are_refused_before_the_model_is_read(engine, rows, monke
         fitted(rows, engine)
 
 
-@pytest.mark.parametrize("name", ["fit_batch", pytest.param("answer_placed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fit_batch", "answer_placed"])
 def test_a_worker_killed_in_the_middle_changes_nothing(engine, rows, expected, name, tmp_path, monkeypatch):
     make_deadly(monkeypatch, tmp_path, name)
     assert same(fitted(rows, engine), expected)

@@ -27,6 +27,7 @@ print(same(before, fitted(certify=False)), pids == epvi.engines.local.workers(2)
 """
 
 
+@pytest.mark.slow
 def test_a_fork_after_use_is_refused_in_a_sentence_and_leaves_the_parent_its_workers():
     *refused, after = in_a_process(_BEGIN + _FORK, "-W", "ignore").splitlines()
     assert len(refused) == 3

@@ -124,6 +124,7 @@ def counting(x, y=None):
     logistic(x, y)
 
 
+@pytest.mark.slow
 def test_a_process_traces_the_model_as_often_for_many_shards_as_for_few(monkeypatch):
     counts = []
     for num_shards in (4, 40):

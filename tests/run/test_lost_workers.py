@@ -29,6 +29,7 @@ def test_a_worker_killed_while_it_fits_and_again_while_it_scores_changes_nothing
     assert sorted(os.listdir(tmp_path)) == ["answer_batch-0", "run_shard-0"]
 
 
+@pytest.mark.slow
 def test_a_worker_killed_while_it_fits_a_batch_changes_nothing(tmp_path, monkeypatch):
     together = epvi.NVI(2, num_starts=2, num_draws=32)
     made = epvi.fit(line, ROWS, 3, inference=together, executor=2)

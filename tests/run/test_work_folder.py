@@ -121,6 +121,7 @@ def test_a_run_killed_while_it_writes_goes_on(write, tmp_path, undisturbed):
     go_on(folder, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="looks for processes in /proc")
 def test_workers_of_a_run_that_was_killed_alone_end_too(tmp_path):
     folder = make(tmp_path)

@@ -265,6 +265,7 @@ def test_the_papers_chain_keeps_every_step():
     np.testing.assert_allclose(product.mixture.weights, 1 / 60, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_anchored_estimates_the_normaliser_without_bias():
     mixtures = shards("full", (4,) * 6, 2, seed=4)
     exact = multiply(mixtures, Exact()).log_normaliser.value
@@ -286,6 +287,7 @@ def test_one_mixture_is_its_own_product(way):
     assert product.log_normaliser.value == 0
 
 
+@pytest.mark.slow
 def test_default_is_exact_while_small_and_anchored_above():
     assert multiply(shards("spherical", (10,) * 4, 1)).status.text.startswith("exact: all 10,000")
     above = multiply(shards("spherical", (10, 10, 10, 11), 1))

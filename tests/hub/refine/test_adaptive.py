@@ -170,6 +170,7 @@ def test_a_banana_is_right_or_not_trusted():
     assert found.certificate.verdict == "do not trust" or np.all(np.abs(summary.sd / sd - 1) < 0.15)
 
 
+@pytest.mark.slow
 def test_rounds_by_hand_end_where_those_of_fit_do(tmp_path):
     """Asked and refined by hand, with every posterior written and read between rounds."""
     model = epvi.Model(nothing_seen)

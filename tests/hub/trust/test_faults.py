@@ -239,6 +239,7 @@ def test_spherical_fits_of_a_correlated_posterior_are_not_trusted():
     assert certificate.reasons == ("uneven-weights",)
 
 
+@pytest.mark.slow
 def test_a_site_with_flipped_labels_is_named():
     rows, _ = simulate_logistic(600, 3, intercept=True, seed=1)
     study = Study(epvi.Model(logistic), dealt(rows, 6))

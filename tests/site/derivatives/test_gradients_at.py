@@ -20,6 +20,7 @@ def student(x, y=None):
         numpyro.sample("y", dist.StudentT(5.0, x @ w, s), obs=y)
 
 
+@pytest.mark.slow
 def test_gradients_of_several_shards_are_those_at_each_point_alone():
     rng = np.random.default_rng(0)
     sizes, shares, weights = np.array([30, 7, 21]), np.array([0.5, 0.2, 0.3]), np.array([1.0, 2.0, 1.0])

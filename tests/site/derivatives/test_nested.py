@@ -26,7 +26,9 @@ def prepared(model, rows):
     return NestedModel(model, inner.effects, outer.effects).on(columns), columns
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["normal", "binary"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(False, id="normal", marks=pytest.mark.slow), pytest.param(True, id="binary")]
+)
 def case(request):
     rows = rows_of_classes(request.param)
     return request.param, rows, *prepared(classes(request.param), rows)

@@ -416,6 +416,7 @@ print(max(peaks) - before, held() - before, len(peaks), abs(table.columns["x"][:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux for the memory")
 def test_memory_stays_bounded_when_rows_are_many(tmp_path):
     values = np.random.default_rng(0).normal(size=(12, 2_000_000)).astype(np.float32)

@@ -111,6 +111,7 @@ def answers(exact, memory=None, posterior=None):
     return answer_columns(programs, rows, draws, draws.shares[0], asking)
 
 
+@pytest.mark.slow
 def test_a_tall_shard_answers_in_one_pass_as_certainly_as_it_says():
     exact, near = answers(True), answers(False)
     assert near.passes == 1

@@ -84,6 +84,7 @@ def check(made, m, rtol, *, exact=False):
     assert np.max(np.abs(off)) < rtol
 
 
+@pytest.mark.slow
 def test_one_shard_answers_as_with_a_hessian_at_every_draw(many):
     right = naive(0)
     made = answer_columns(programs(), of_shard(0), draws(), draws().shares[0], asking())
