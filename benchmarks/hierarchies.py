@@ -1,6 +1,6 @@
 """Hierarchies, small shards, edges and ridges: epvi's defaults beside NumPyro's NUTS, against long NUTS runs.
 
-Run: python benchmarks/hierarchies.py [--only radon,simplex] [--references FOLDER] [--again 200]. NUTS is timed with
+Run: python benchmarks/hierarchies.py [--only "radon;simplex"] [--references FOLDER] [--again 200]. NUTS is timed with
 two chains of 1,000 steps of warm-up and 1,000 draws, both methods on their second run, which compiles nothing ("~":
 extrapolated from a tenth of the steps); the reference has two of 1,500 and 5,000 steps (500 and 1,500 above 50,000
 rows), whose Monte Carlo error is shown too; FOLDER keeps references between runs. Errors of means are in reference sds,
@@ -186,14 +186,14 @@ def again(chosen: list[Case], count: int, folder: Path | None) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help="parts of names of cases, with commas")
+    parser.add_argument("--only", default="", help="parts of names of cases, with semicolons")
     parser.add_argument("--data", type=Path, default=None, help="folder with radon/radon_mn.json")
     parser.add_argument("--references", type=Path, default=None, help="folder that keeps reference draws")
     parser.add_argument("--no-nuts", action="store_true", help="do not time NUTS")
     parser.add_argument("--most-rows", type=int, default=None, help="leave out cases with more rows")
     parser.add_argument("--again", type=int, default=0, help="about how many fits with other seeds, and nothing else")
     arguments = parser.parse_args()
-    parts = arguments.only.split(",")
+    parts = arguments.only.split(";")
     chosen = [case for case in cases(data_folder(arguments.data)) if any(part in case.name for part in parts)]
     if arguments.most_rows is not None:
         chosen = [case for case in chosen if case.num_rows <= arguments.most_rows]
