@@ -69,6 +69,21 @@ def test_a_file_keeps_both_effects(fitted, tmp_path):
     np.testing.assert_allclose(read.log_density(theta), posterior.log_density(theta), rtol=1e-12)
 
 
+@pytest.mark.slow
+def test_both_ways_are_gone_on_with_in_a_work_folder(monkeypatch, tmp_path, caplog):
+    # As if the first way had failed.
+    monkeypatch.setattr("epvi.run.fit.helps", lambda certificate: True)
+    rows = rows_of_classes(False, seed=3)
+    model = epvi.Model(classes(False))
+    first = epvi.fit(model, rows, 2, executor=2, work=tmp_path)
+    assert first.effects.names == ("b", "a")
+    assert len(list(tmp_path.glob("*.epvi"))) == len(list((tmp_path / "nested").glob("*.epvi"))) == 2
+    with caplog.at_level("INFO"):
+        again = epvi.fit(model, rows, 2, executor=2, work=tmp_path)
+    assert "this posterior cannot be trusted: more effects are integrated out" in caplog.text
+    np.testing.assert_array_equal(again.summary().mean, first.summary().mean)
+
+
 def test_the_second_way_has_both_factors():
     rows = rows_of_classes(True)
     model = epvi.Model(classes(True))

@@ -140,6 +140,9 @@ class _Call:
     def run(self, integrated: Grouped | Declared | None, split: Split, bar: ShardProgress) -> tuple[Posterior, AllRows]:
         """The posterior, and what its fallback needs."""
         sent, columns, programs, key = self.model, self.table.columns, self.programs, as_key(self.seed)
+        kept = self.kept
+        if kept is not None and isinstance(integrated, Grouped) and integrated.outer is not None:
+            kept = kept.within("nested")
         if integrated is not None:
             logger.info("%s", integrated.said)
             sent, columns, split = packed(integrated.model), integrated.columns, integrated.split
@@ -147,7 +150,7 @@ class _Call:
         size = _affordable_block(self.inference, programs, columns, split)
         plan = FitPlan(self.inference, size, _words(key), self.made_of, self.table.hash_key, programs.target.bundle)
         job = Job(sent, plan, None, uuid.uuid4().hex, self.rounds.any or integrated is not None)
-        with shards_of(job, columns, split, self.executor, bar, self.kept) as sites:
+        with shards_of(job, columns, split, self.executor, bar, kept) as sites:
             posterior = combined(_fitted(sites, self.rounds), self.product, self.seed, bar)
             with kept_in_errors(posterior.fits):
                 posterior = run_rounds(posterior, sites.answer, self.rounds, key)

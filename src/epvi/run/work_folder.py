@@ -48,6 +48,10 @@ class WorkFolder:
 
     path: Path
 
+    def within(self, name: str) -> "WorkFolder":
+        """A folder in it, for fits of the same shards in another way."""
+        return WorkFolder(self.path / name)
+
     def file(self, part: Part) -> Path:
         """The file of a shard's fit."""
         width = len(str(part.num_shards))
